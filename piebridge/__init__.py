@@ -1,0 +1,29 @@
+"""Fine-tune a pretrained network on the device that owns the data, and get the original network back, tuned.
+
+Importing this package imports nothing heavy; torch is loaded by the first call.
+"""
+
+__version__ = "0.1.0"
+__all__ = ["load_network", "predict", "train"]
+
+
+def load_network(name_or_path, is_pretrained=True):
+    """An `nn.Module`: `forward(x[N,3,H,W]) -> logits[N,C]`, `.features(x) -> [N,D]`; by name or from a network file."""
+    from piebridge.core.networks import load_network as load
+
+    return load(name_or_path, is_pretrained)
+
+
+def train(config_or_run, **overrides):
+    """Train one run and return its result (the fields of run.json); `train("efficientnet_lite0/Clipart10/ours", epochs=2)`."""
+    from piebridge.training import train as run
+
+    return run(config_or_run, **overrides)
+
+
+def predict(run, images, top=1):
+    """Classify files or folders with a run's tuned network: an iterator of `piebridge.core.prediction.Prediction`."""
+    from piebridge.core.prediction import predict as classify
+    from piebridge.run_paths import find_run_folder
+
+    return classify(find_run_folder(run), images, top)
