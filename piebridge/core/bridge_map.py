@@ -1,0 +1,54 @@
+"""The closed-form map from a proxy's tap features to the original's."""
+
+import numpy as np
+
+
+class BridgeMap:
+    """y = x + (x - mean_x) W + (mean_y - mean_x): the proxy's features, moved to where the original's would be.
+
+    W [D, D] is kept as a product of two factors, since it is fitted on far fewer samples than it has columns.
+    """
+
+    def __init__(self, mean_proxy, mean_original, left, right):
+        self.mean_proxy, self.mean_original, self.left, self.right = mean_proxy, mean_original, left, right
+
+    def __call__(self, features):
+        """float32 [N, D] -> float32 [N, D]."""
+        centred = features - self.mean_proxy
+        return centred + self.mean_original + (centred @ self.left) @ self.right
+
+
+def fit_bridge_map(proxy, original, penalties=(0.01, 0.1, 1.0, 10.0)):
+    """Ridge regression of `original - proxy` on `proxy`, both float [N, D]; (BridgeMap, residuals [N]).
+
+    With few samples the map must not wander far from the identity, so the *difference* of the features is regressed, and the penalty
+    (in units of the mean eigenvalue of the Gram matrix) is the one with the least leave-one-out error, which ridge regression gives
+    in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the original's norm: what the
+    map leaves on samples that it has not seen, and so the label of the router.
+    """
+    proxy, original = np.asarray(proxy, np.float64), np.asarray(original, np.float64)
+    if proxy.shape != original.shape or proxy.ndim != 2 or len(proxy) < 2:
+        raise ValueError(f"bridge map: needs two equal [N, D] arrays with N > 1, got {proxy.shape} and {original.shape}")
+    if not (np.isfinite(proxy).all() and np.isfinite(original).all()):
+        raise ValueError("bridge map: features that are not finite")
+    mean_proxy, mean_original = proxy.mean(0), original.mean(0)
+    inputs = proxy - mean_proxy
+    targets = original - mean_original - inputs
+    eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)  # dual form: N x N, N being the smaller side
+    eigenvalues = np.maximum(eigenvalues, 0.0)
+    rotated = vectors.T @ targets
+    norms = np.linalg.norm(original, axis=1) + 1e-12
+    scale = max(eigenvalues.mean(), 1e-12)
+    best = None
+    for penalty in penalties:
+        shrink = eigenvalues / (eigenvalues + penalty * scale)
+        errors = targets - vectors @ (shrink[:, None] * rotated)
+        leverage = (vectors ** 2) @ shrink + 1.0 / len(proxy)  # the mean is fitted too
+        residuals = np.linalg.norm(errors, axis=1) / np.maximum(1 - leverage, 1e-3) / norms
+        score = float((residuals ** 2).mean())
+        if best is None or score < best[0]:
+            best = (score, penalty, residuals)
+    _, penalty, residuals = best
+    dual = vectors @ (rotated / (eigenvalues + penalty * scale)[:, None])  # [N, D]
+    as_float = [np.ascontiguousarray(array, dtype=np.float32) for array in (mean_proxy, mean_original, inputs.T, dual)]
+    return BridgeMap(*as_float), residuals

@@ -1,0 +1,91 @@
+"""The one device resolver, and what a process uses of memory."""
+
+import logging
+import os
+import resource
+
+import torch
+
+from piebridge.core.errors import UserError
+
+LOG = logging.getLogger(__name__)
+
+
+def resolve_device(name):
+    """`auto`, `cpu`, `cuda` or `cuda:N` -> torch.device. Raises UserError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, ValueError):
+        raise UserError(f"device={name}: not a device; write auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name}: torch {torch.__version__} sees no CUDA device; use device=auto to run on the CPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device={name}: only cpu and cuda devices are supported")
+    return device
+
+
+def synchronizer(device):
+    """A function that waits for `device`: a GPU works on after the call that started it has returned."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.synchronize(device)
+    return lambda: None
+
+
+def describe_device(device):
+    """Plain facts about the device for run.json."""
+    facts = {"type": device.type, "name": _processor_name(), "cores": usable_cores(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        facts["name"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def usable_cores():
+    """Cores this process may use (a container or `taskset` may allow fewer than the machine has)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+class PeakMemory:
+    """Peak resident memory in MiB since it was made; on a GPU, the peak of its allocator on top."""
+
+    def __init__(self, device):
+        self._device = device
+        try:  # forget the peak of what this process did before
+            with open("/proc/self/clear_refs", "w") as stream:
+                stream.write("5")
+        except OSError:
+            LOG.debug("the peak of the resident memory cannot be reset here; it counts from the start of the process")
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def mib(self):
+        peak = _status_kib("VmHWM")
+        if peak is None:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        device_bytes = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
+        return peak / 1024 + device_bytes / 2 ** 20
+
+
+def _status_kib(key):
+    try:
+        with open("/proc/self/status") as stream:
+            for line in stream:
+                if line.startswith(key + ":"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
+def _processor_name():
+    try:
+        with open("/proc/cpuinfo") as stream:
+            for line in stream:
+                if line.startswith(("model name", "Hardware", "Model")):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return os.uname().machine
