@@ -1,9 +1,9 @@
 """Where configurations and run folders are: below `res/train_log` of the current folder, or of the project's checkout."""
 
-import difflib
 from pathlib import Path
 
 from piebridge.core.errors import UserError
+from piebridge.core.names import closest
 
 CONFIG_NAME = "config.yaml"
 CONFIG_SUFFIXES = (".yaml", ".yml")
@@ -72,6 +72,4 @@ def _not_found(run, what):
     names = list(list_configs())
     if not names:
         return f"{run}: {what}; there is no res/train_log in the current folder either"
-    near = difflib.get_close_matches(str(run), names, n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{run}: {what}{hint} (`piebridge configs ls` lists all {len(names)})"
+    return f"{run}: {what}{closest(run, names)}; `piebridge configs ls` lists all {len(names)}"
