@@ -5,6 +5,7 @@ The header is looked at before anything is decoded: a 1 MB file may hold 600 meg
 
 import logging
 import os
+import warnings
 
 import numpy
 from PIL import Image
@@ -49,7 +50,7 @@ def load_image(path, max_megapixels=MAX_MEGAPIXELS, minimum_side=None):
     """
     try:
         with _open(path, max_megapixels) as image:
-            if minimum_side is not None and image.format == "JPEG":
+            if minimum_side is not None and image.format in ("JPEG", "MPO"):
                 image.draft("RGB", _draft_size(image.size, 2 * minimum_side))
             image.load()
             return _upright(image, _to_rgb(image))
@@ -74,6 +75,14 @@ def check_image(path, max_megapixels=MAX_MEGAPIXELS, is_full_decode=False):
         raise BadImage(path, _reason(path, error)) from error
     if is_full_decode or not has_end:
         load_image(path, max_megapixels)
+
+
+def silence_pillow():
+    """Keep Pillow from warning about images above 89 megapixels: the limit here is lower, and refuses them by path.
+
+    Filters are the process's, and changing one for a moment is not safe with threads; so those who start threads call this first.
+    """
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def _open(path, max_megapixels):
@@ -148,7 +157,7 @@ def _reason(path, error):
         return "no permission to read it"
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
-    if isinstance(error, Image.DecompressionBombError):
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return "far too many pixels: %s" % str(error).split(",")[0]
     if os.path.isfile(str(path)) and os.path.getsize(str(path)) == 0:
         return "the file is empty"

@@ -5,19 +5,14 @@ into /dev/shm, which is where loaders hang on small boards.
 """
 
 import collections
-import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from .errors import UserError
-from .images import MAX_MEGAPIXELS, load_image
-
-logger = logging.getLogger(__name__)
+from .images import MAX_MEGAPIXELS, load_image, silence_pillow
+from .workers import resolve_workers
 
 _IMAGES_AHEAD = 32
-_LOW_MEMORY_BYTES = 1 << 30
 
 
 class ImageLoader:
@@ -31,6 +26,7 @@ class ImageLoader:
     """
 
     def __init__(self, samples, transform, workers="auto", max_megapixels=MAX_MEGAPIXELS):
+        silence_pillow()
         self.samples = samples
         self.has_many_transforms = isinstance(transform, (list, tuple))
         self.transforms = list(transform) if self.has_many_transforms else [transform]
@@ -98,38 +94,6 @@ class ImageLoader:
 
     def _output(self, images):
         return images if self.has_many_transforms else images[0]
-
-
-def resolve_workers(workers):
-    """The number of decoding threads: a whole number as given, or "auto" by cores and free memory."""
-    if workers == "auto":
-        available = available_memory()
-        if available is not None and available < _LOW_MEMORY_BYTES:
-            logger.info("images are decoded by the main thread: only %d MiB of memory are free", available >> 20)
-            return 0
-        return usable_cores()
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise UserError("loader.workers=%s: give a whole number of at least 0, or auto" % (workers,))
-    return workers
-
-
-def usable_cores():
-    """Cores this process may run on, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def available_memory(meminfo="/proc/meminfo"):
-    """Bytes that can be had without swapping, or None where the system does not say."""
-    try:
-        with open(meminfo) as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
 
 
 def _words(view_seed):

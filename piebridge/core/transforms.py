@@ -4,7 +4,6 @@ A view is a window in the image and a flip. It is drawn before any resizing and 
 original at 224 px and a proxy at 160 px look at the same part of the same image.
 """
 
-import difflib
 import math
 
 import numpy
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 from .errors import UserError
+from .names import closest
 
 INTERPOLATIONS = {"nearest": Image.NEAREST, "box": Image.BOX, "bilinear": Image.BILINEAR, "hamming": Image.HAMMING,
                   "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
@@ -148,6 +148,4 @@ def _generator(view_seed):
 
 def _check_choice(key, value, known):
     if value not in known:
-        closest = difflib.get_close_matches(str(value), list(known), n=1)
-        hint = "; did you mean %s?" % closest[0] if closest else ""
-        raise UserError("%s=%s is not known; choose one of %s%s" % (key, value, ", ".join(known), hint))
+        raise UserError(f"{key}={value} is not known{closest(value, known)}; choose one of {', '.join(known)}")

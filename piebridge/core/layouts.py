@@ -1,0 +1,163 @@
+"""Find the labelled images of a folder, in any of the layouts in use.
+
+* `train/ val/ [test/]` or `train/ test/`, each with a folder of images per class (torchvision's ImageFolder);
+* one folder with a folder of images per class;
+* lists: `train.txt` and `test.txt` with a line `name label` per image, the images in `train/` and `test/`.
+"""
+
+import logging
+import os
+from collections import namedtuple
+from pathlib import Path
+
+from .errors import UserError
+from .images import IMAGE_EXTENSIONS
+from .splits import portable_key
+
+logger = logging.getLogger(__name__)
+
+Sample = namedtuple("Sample", "path label")  # str, int (position in the sorted class names)
+Layout = namedtuple("Layout", "classes parts")  # list of str, {"train" | "val" | "test" | "all": [Sample]}
+
+_VALIDATION_NAMES = ("val", "valid", "validation")
+
+
+def read_layout(folder):
+    """Classes and samples of `folder` (Path). Parts that the folder does not have are missing from `.parts`.
+
+    Raises:
+        UserError: no images, a class without any, a class that training does not have, an unreadable list.
+    """
+    if (folder / "train.txt").is_file():
+        return _read_lists(folder)
+    if _has_class_folders(folder / "train"):
+        return _read_split_folders(folder)
+    if not _subfolders(folder):
+        where = "images lie directly in it" if _images_directly_in(folder) else "it holds no folders"
+        raise UserError(f"{folder}: {where}; one folder of images per class is needed, or train/, val/ and test/ with such")
+    classes = _class_names(folder)
+    return Layout(classes, {"all": _samples_of(folder, classes)})
+
+
+def _read_split_folders(folder):
+    classes = _class_names(folder / "train")
+    parts = {"train": _samples_of(folder / "train", classes)}
+    for part, names in (("val", _VALIDATION_NAMES), ("test", ("test",))):
+        for name in names:
+            if _has_class_folders(folder / name) and part not in parts:
+                parts[part] = _samples_of(folder / name, classes)
+    if len(parts) == 1:
+        others = [name for name in _subfolders(folder) if name != "train"]
+        if others:
+            logger.warning("%s: only train/ is read, not %s", folder, ", ".join(others))
+        return Layout(classes, {"all": parts["train"]})
+    return Layout(classes, parts)
+
+
+def _class_names(folder):
+    return sorted(_subfolders(folder), key=portable_key)
+
+
+def _samples_of(folder, classes):
+    """Samples below `folder`, by class and then by path."""
+    unknown = sorted(set(_subfolders(folder)) - set(classes))
+    if unknown:
+        raise UserError(f"{folder / unknown[0]}: a class that train/ does not have; add images of it there or remove the folder")
+    samples = []
+    for label, name in enumerate(classes):
+        paths = _images_below(folder / name) if (folder / name).is_dir() else []
+        samples.extend(Sample(path, label) for path in paths)
+    return samples
+
+
+def _images_below(folder):
+    """Paths of the files with an image's extension below `folder`, sorted. Follows links, each folder once."""
+    found, seen, waiting = [], set(), [str(folder)]
+    while waiting:
+        current = waiting.pop()
+        real = os.path.realpath(current)
+        if real in seen:  # a link to a folder above
+            continue
+        seen.add(real)
+        with os.scandir(current) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name == "__MACOSX":
+                    continue
+                if entry.is_dir():
+                    waiting.append(entry.path)
+                # a broken link is kept, to be reported as unreadable; pipes and devices would block
+                elif entry.name.lower().endswith(IMAGE_EXTENSIONS) and (entry.is_file() or not os.path.exists(entry.path)):
+                    found.append(entry.path)
+    return sorted(found, key=portable_key)
+
+
+def _subfolders(folder):
+    if not folder.is_dir():
+        return []
+    with os.scandir(str(folder)) as entries:
+        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".") and entry.name != "__MACOSX"]
+
+
+def _images_directly_in(folder):
+    return [path for path in folder.iterdir() if path.name.lower().endswith(IMAGE_EXTENSIONS)]
+
+
+def _has_class_folders(folder):
+    """Whether `folder` is a part (train, val, test) and not itself a class that happens to bear such a name."""
+    return bool(_subfolders(folder)) and not _images_directly_in(folder)
+
+
+def _read_lists(folder):
+    """The published layout. Labels are whole numbers, or names; `classes.txt`, where there is one, names the numbers."""
+    rows = {part: _read_list(folder, part) for part in ("train", "test") if part == "train" or (folder / "test.txt").is_file()}
+    labels = sorted({label for _, label, _ in rows["train"]}, key=_label_order)
+    position = {label: index for index, label in enumerate(labels)}
+    parts = {}
+    for part, part_rows in rows.items():
+        parts[part] = []
+        for path, label, line in part_rows:
+            if label not in position:
+                raise UserError(f"{folder / (part + '.txt')} line {line}: label {label} has no image in train.txt")
+            parts[part].append(Sample(path, position[label]))
+    if "test" not in parts:
+        parts = {"all": parts["train"]}
+    return Layout(_names_of_labels(folder, labels), parts)
+
+
+def _read_list(folder, part):
+    """[(path, label text, line number)] of `<part>.txt`."""
+    list_path, rows, label_of = folder / (part + ".txt"), [], {}
+    with open(str(list_path), encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            fields = line.strip().rsplit(None, 1)
+            if not fields:
+                continue
+            if len(fields) != 2:
+                raise UserError(f"{list_path} line {number}: '{line.strip()}' is not `name label`")
+            name, label = os.path.normpath(fields[0]), fields[1]
+            if os.path.isabs(name) or name.split(os.sep)[0] == "..":
+                raise UserError(f"{list_path} line {number}: '{fields[0]}' is outside of {folder / part}")
+            if label_of.setdefault(name, label) != label:
+                raise UserError(f"{list_path} line {number}: '{fields[0]}' has label {label} here and {label_of[name]} above")
+            rows.append((name, label, number))
+    if not rows:
+        raise UserError(f"{list_path}: lists no image; a line is `name label`")
+    first = rows[0][0]
+    is_from_above = not (folder / part / first).exists() and (folder / first).exists()  # names given as train/...
+    base = folder if is_from_above else folder / part
+    return [(str(base / name), label, number) for name, label, number in rows]
+
+
+def _label_order(label):
+    """Numbers by value, before names."""
+    return (0, int(label), label) if label.isdigit() else (1, 0, label)
+
+
+def _names_of_labels(folder, labels):
+    path = Path(str(folder)) / "classes.txt"
+    if not path.is_file():
+        return labels
+    names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(names) != len(labels):
+        raise UserError(f"{path}: names {len(names)} classes, and train.txt has {len(labels)} labels")
+    return names
