@@ -32,9 +32,12 @@ def draw(runs, output):
     figure = figure_class(figsize=(6.4 * columns, 4.2 * rows), dpi=130)
     canvas_class(figure)
     styles = _styles(panels)
-    for number, (setting, lines) in enumerate(panels, start=1):
-        _draw_panel(figure.add_subplot(rows, columns, number), setting, lines, styles)
+    axes = [figure.add_subplot(rows, columns, number) for number in range(1, len(panels) + 1)]
+    for panel_axes, (setting, lines) in zip(axes, panels):
+        _draw_panel(panel_axes, setting, lines, styles)
     figure.tight_layout(pad=1.2)
+    for panel_axes, (_, lines) in zip(axes, panels):  # only now do data have their final place on the page
+        _label_lines(panel_axes, lines, styles)
     output = Path(str(output))
     with atomic_path(output) as temporary:
         figure.savefig(str(temporary), format="png")
@@ -70,18 +73,17 @@ def read_series(folder):
 
 
 def _draw_panel(axes, setting, lines, styles):
-    last = max(points[-1][0] for _, points in lines)
     axes.set_xscale("log")
+    axes.margins(x=0.12, y=0.12)  # room for the labels
     for label, points in lines:
         colour, marker = styles[label]
         seconds, mean, lowest, highest = (list(column) for column in zip(*points))
         axes.fill_between(seconds, _percent(lowest), _percent(highest), color=colour, alpha=0.15, linewidth=0)
         axes.plot(seconds, _percent(mean), color=colour, marker=marker, markersize=4, linewidth=1.6)
-    _label_ends(axes, lines, styles)
-    axes.set_xlim(right=last * 3)  # room for the labels at the lines' ends
     axes.set_title(describe_setting(setting), fontsize=9, loc="left")
     axes.set_xlabel("training seconds (log scale)", fontsize=9)
     axes.set_ylabel("validation accuracy, %", fontsize=9)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.tick_params(labelsize=8)
     axes.grid(True, which="major", color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -89,15 +91,30 @@ def _draw_panel(axes, setting, lines, styles):
         axes.spines[side].set_visible(False)
 
 
-def _label_ends(axes, lines, styles):
-    """Name each line at its end. Labels that would overlap are moved apart, upwards from the lowest."""
-    low, high = axes.get_ylim()
-    step = (high - low) * 0.055
-    floor = -math.inf
-    for label, points in sorted(lines, key=lambda line: line[1][-1][1]):
-        height = max(100 * points[-1][1], floor)
-        floor = height + step
-        axes.annotate("  " + label, (points[-1][0], height), color=styles[label][0], fontsize=9, va="center")
+def _label_lines(axes, lines, styles):
+    """Name each line near its end, in its colour, where the name covers the fewest points and no other name."""
+    points_drawn = axes.transData.transform([(point[0], 100 * point[1]) for _, points in lines for point in points])
+    unit = axes.figure.dpi / 72.0  # pixels of a typographic point
+    taken = []
+    for label, points in lines:
+        x, y = axes.transData.transform((points[-1][0], 100 * points[-1][1]))
+        width, height = 5.6 * len(label) * unit, 10 * unit
+
+        def cost(offset, x=x, y=y, width=width, height=height):
+            box = _box(x + offset[0] * unit, y + offset[1] * unit, width, height)
+            covered = sum(box[0] <= px <= box[2] and box[1] <= py <= box[3] for px, py in points_drawn)
+            overlaps = sum(box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken)
+            return covered + 100 * overlaps, abs(offset[0]) + abs(offset[1])
+
+        right = 5 + 2.8 * len(label)  # the label's centre, so that it starts right of the end
+        offset = min([(right, 0), (0, 11), (0, -11), (right, 9), (right, -9), (0, 22), (0, -22), (0, 33), (0, -33)], key=cost)
+        taken.append(_box(x + offset[0] * unit, y + offset[1] * unit, width, height))
+        axes.annotate(label, (points[-1][0], 100 * points[-1][1]), xytext=offset, textcoords="offset points", ha="center",
+                      va="center", color=styles[label][0], fontsize=9, annotation_clip=False)
+
+
+def _box(x, y, width, height):
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
 def _styles(panels):
