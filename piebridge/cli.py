@@ -5,6 +5,7 @@ Nothing heavy is imported before a verb needs it: `piebridge --help` answers at 
 
 import argparse
 import csv
+import logging
 import sys
 
 from piebridge import __version__
@@ -13,6 +14,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.help_texts import EXAMPLES
 
+LOG = logging.getLogger(__name__)
 DESCRIPTION = "Fine-tune a pretrained network on the device that owns the data, and get the original back, tuned."
 
 
@@ -47,7 +49,7 @@ def table(arguments):
     rows = build_rows(runs)
     print((render_markdown if arguments.markdown else render_text)(rows, runs))
     write_csv(rows, output)
-    print(f"\nwritten: {output}", file=sys.stderr)
+    LOG.info("written: %s", output)
 
 
 def plot(arguments):
