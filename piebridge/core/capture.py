@@ -13,7 +13,6 @@ from piebridge.core import capture_rules, graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 
-FORMAT, VERSION = "piebridge-network", 1
 BATCHES = (1, 2)  # the two batch sizes of the trial runs
 TOLERANCE = 1e-5  # of the captured network's outputs, relative to their largest
 
@@ -38,7 +37,7 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
         head, tap = graph.find_head(nodes, output)
         blocks = graph.find_blocks([node for node in nodes if node["name"] in scopes], scopes, _candidates(module), shapes)
         description = {
-            "format": FORMAT, "version": VERSION, "name": name, "input_size": list(input_size),
+            "format": graph.FORMAT, "version": graph.VERSION, "name": name, "input_size": list(input_size),
             "normalization": {"mean": list(mean), "std": list(std)}, "interpolation": interpolation, "crop_fraction": crop_fraction,
             "class_names": class_names, "head": head, "tap": tap, "blocks": blocks, "nodes": nodes, "output": output}
         network = GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)}).eval()

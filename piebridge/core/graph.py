@@ -9,6 +9,7 @@ import copy
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 
+FORMAT, VERSION = "piebridge-network", 1
 INPUT = "x"
 VIEWS = ("flatten", "reshape", "permute", "transpose", "select", "slice", "expand_batch", "Flatten", "Identity")
 # operations that leave the identity path of a residual block an identity (an activation may follow the addition)

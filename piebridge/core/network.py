@@ -4,12 +4,12 @@ import copy
 import hashlib
 from collections import namedtuple
 
-import torch
 from torch import nn
 
 from piebridge.core import graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_json
+from piebridge.core.safetensors_file import tensor_bytes
 
 # holder, key: where the module or parameter is looked up at each call, so that a replaced module is used (holder None: the network
 # itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values; arguments: of the
@@ -72,7 +72,7 @@ class GraphNetwork(nn.Module):
         digest = hashlib.sha256(sha256_of_json(self.description).encode("ascii"))
         for key, tensor in sorted(self.state_dict().items()):
             digest.update(("%s %s %s\n" % (key, tensor.dtype, list(tensor.shape))).encode("utf-8"))
-            digest.update(_bytes_of(tensor))
+            digest.update(tensor_bytes(tensor))
         return digest.hexdigest()
 
     def get_submodule(self, target):
@@ -187,9 +187,3 @@ def _execute(network, steps, x):
         values[output] = value
     return value
 
-
-def _bytes_of(tensor):
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:  # numpy has no such type
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy().tobytes()
