@@ -6,6 +6,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from .errors import UserError
 from .images import IMAGE_EXTENSIONS, BadImage, load_image
@@ -68,7 +69,7 @@ def _predict(network, paths, top):
     transform = Transform.for_network(network.description)
     classes = network.description["class_names"]
     bad = 0
-    for start in range(0, len(paths), BATCH_SIZE):
+    for start in tqdm(range(0, len(paths), BATCH_SIZE), desc="classifying", unit="batch", delay=2, leave=False, disable=None):
         readable, images = _load(paths[start:start + BATCH_SIZE], transform)
         bad += min(BATCH_SIZE, len(paths) - start) - len(readable)
         if not readable:
