@@ -145,7 +145,7 @@ def _add_verbosity(parser, default):
 
 def _add_words(parsers):
     def words(name, metavar, text):
-        parsers[name].add_argument("words", nargs="*", metavar=metavar, help=text)
+        parsers[name].add_argument("words", nargs="*", default=[], metavar=metavar, help=text)
 
     runs = "a path below res/train_log, a folder with a config.yaml, or a YAML file"
     parsers["train"].add_argument("run", metavar="RUN", help=runs)
@@ -171,9 +171,12 @@ def parse(argv):
     if verb is not None and verb not in VERBS:
         raise UserError(f"unknown verb '{verb}'{closest(verb, VERBS)}; the verbs are {', '.join(VERBS)}")
     arguments, rest = build_parser().parse_known_args(argv)
+    usage = f"see `{'piebridge ' + verb if verb else 'piebridge'} --help`"
     unknown = [word for word in rest if word.startswith("-")]
-    if unknown or (rest and not hasattr(arguments, "words")):
-        raise UserError(f"unknown option {(unknown or rest)[0]}; see `piebridge {verb or ''} --help`".replace("  ", " "))
+    if unknown:
+        raise UserError(f"unknown option {unknown[0]}; {usage}")
+    if rest and not hasattr(arguments, "words"):
+        raise UserError(f"unexpected word '{rest[0]}'; {usage}")
     if rest:  # words that came after an option
         arguments.words = list(arguments.words) + rest
     return arguments

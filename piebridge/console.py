@@ -31,7 +31,6 @@ def configure_logging(verbosity):
     """Send the package's log to stderr. `verbosity`: below 0 warnings only, 0 progress, above 0 details."""
     logger = logging.getLogger("piebridge")
     logger.handlers[:] = [_LineHandler()]
-    logger.propagate = False
     logger.setLevel(logging.WARNING if verbosity < 0 else logging.INFO if verbosity == 0 else logging.DEBUG)
     if verbosity < 0:
         os.environ.setdefault("TQDM_DISABLE", "1")

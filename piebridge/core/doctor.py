@@ -16,6 +16,7 @@ from .workers import usable_cores
 PACKAGES = ("torch", "torchvision", "numpy", "PIL", "yaml", "pandas", "tqdm", "gdown", "openvino", "onnxruntime", "onnx", "timm",
             "matplotlib")
 NEEDED = ("torch", "torchvision", "numpy", "PIL", "yaml", "tqdm")
+LOOKED_UP = ("pandas", "gdown", "onnx", "timm", "matplotlib")
 OPTIONAL = {"openvino": "engine", "onnxruntime": "engine", "onnx": "engine", "timm": "forge", "matplotlib": "plot"}
 PROJECT_NAMES = {"PIL": "pillow", "yaml": "pyyaml"}
 BROKEN = "does not load: "
@@ -98,7 +99,12 @@ def render(facts):
 
 
 def _version(name):
-    """Version of an importable package; None where it is missing, or the reason where it is there but does not load."""
+    """Version of a package; None where it is missing, or why it does not load. What is only sometimes needed is not imported."""
+    if name in LOOKED_UP:
+        try:
+            return importlib.import_module("importlib.metadata").version(name)
+        except ImportError:  # no such package, or a Python before 3.8: the import below has the last word
+            pass
     try:
         module = importlib.import_module(name)
     except ImportError as error:
