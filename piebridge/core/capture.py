@@ -1,7 +1,8 @@
 """A torch.nn.Module -> a network description, by a symbolic trace over the allow-list of core/operations.py.
 
-The trace (torch.fx) is taken in eval mode. Sizes that a forward computes from its input (`x.shape[0]`, `n, c, h, w = x.shape`) never
-reach the description: the trace is run at two batch sizes, and a number that changes with the batch is the batch, any other is a constant.
+The trace (torch.fx) is taken in eval mode. Sizes that a forward computes from its input (`x.shape[0]`, `n, c, h, w = x.shape`)
+never reach the description: the trace is run at two batch sizes; what changes with the batch is the batch, what does not is a
+constant. (So a network that reshapes, such as a ViT, is bound to its input size; one that only convolves and pools is not.)
 """
 
 import copy
@@ -20,8 +21,8 @@ TOLERANCE = 1e-5  # of the captured network's outputs, relative to their largest
 def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_fraction=0.875, class_names=None):
     """A GraphNetwork that computes what `module` computes in eval mode, with a copy of its tensors.
 
-    input_size: [3,H,W]. mean, std: of the three channels on 0..1 RGB. UserError names the operation that the allow-list lacks, or says that
-    the captured outputs differ from the module's on a trial batch.
+    input_size: [3,H,W]. mean, std: of the three channels on 0..1 RGB. UserError names the operation that the allow-list lacks, or
+    says that the captured outputs differ from the module's on a trial batch.
     """
     module = copy.deepcopy(module).cpu().eval()
     tracer = _ScopedTracer()
@@ -38,8 +39,9 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
         blocks = graph.find_blocks([node for node in nodes if node["name"] in scopes], scopes, _candidates(module), shapes)
         description = {
             "format": graph.FORMAT, "version": graph.VERSION, "name": name, "input_size": list(input_size),
-            "normalization": {"mean": list(mean), "std": list(std)}, "interpolation": interpolation, "crop_fraction": crop_fraction,
-            "class_names": class_names, "head": head, "tap": tap, "blocks": blocks, "nodes": nodes, "output": output}
+            "normalization": {"mean": list(mean), "std": list(std)},
+            "interpolation": interpolation, "crop_fraction": crop_fraction, "class_names": class_names,
+            "head": head, "tap": tap, "blocks": blocks, "nodes": nodes, "output": output}
         network = GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)}).eval()
         _compare(network, runs[-1], input_size)
     return network
@@ -121,5 +123,6 @@ def _compare(network, run, input_size):
     found = network(_trial_batch(BATCHES[-1], input_size))
     error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), 1e-30)
     if not error <= TOLERANCE:
-        raise UserError("network %s: the captured graph differs from the module by %.1e (relative; at most %.0e is allowed): one of its modules "
-                        "does other than the torch.nn class that it derives from" % (network.description["name"], error, TOLERANCE))
+        name = network.description["name"]
+        raise UserError(f"network {name}: the captured graph differs from the module by {error:.1e} (relative; at most {TOLERANCE:.0e} is "
+                        "allowed): one of its modules does other than the torch.nn class that it derives from")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from piebridge.core import graph, operations
+from piebridge.core import compat, graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 
@@ -18,7 +18,7 @@ class TensorShape(tuple):
 def translate(name, traced, runs, scopes):
     """(nodes, output, scopes, shapes) of the description of a traced module.
 
-    runs: two {fx node: recorded value}, at two batch sizes. The scopes and shapes returned are by the names of the description's nodes.
+    runs: two {fx node: recorded value}, at two batch sizes. The scopes and shapes returned are by the description's node names.
     """
     translator = _Translator(name, traced, runs, scopes)
     for node in traced.graph.nodes:
@@ -66,17 +66,17 @@ class _Translator:
 
     def is_several(self, node):
         value = self.runs[0][node]
-        return isinstance(value, tuple) and not isinstance(value, torch.Size) and any(isinstance(each, TensorShape) for each in value)
+        return isinstance(value, tuple) and any(isinstance(each, TensorShape) for each in value)
 
     def refuse(self, what):
-        raise UserError("network %s: cannot capture %s" % (self.network_name, what))
+        raise UserError(f"network {self.network_name}: cannot capture {what}")
 
     def parameter(self, node):
         tensor = self.traced
         for part in node.target.split("."):
             tensor = getattr(tensor, part)
         if not isinstance(tensor, nn.Parameter):
-            self.refuse("%r: only parameters may be used by themselves, not buffers or constants" % node.target)
+            self.refuse(f"{node.target!r}: only parameters may be used by themselves, not buffers or constants")
         self.emit(node, "parameter", [], {"shape": list(tensor.shape)}, parameter=node.target)
 
     def module(self, node):
@@ -87,7 +87,7 @@ class _Translator:
         known = list(operations.MODULES) + ["MultiheadAttention"]
         if operation is None:
             kind = type(module).__name__
-            self.refuse("module %r: unknown operation %r%s" % (node.target, kind, closest(kind, known)))
+            self.refuse(f"module {node.target!r}: unknown operation {kind!r}{closest(kind, known)}")
         arguments = operations.arguments_of(operation, module)
         self.emit(node, operation, [self.names[each] for each in node.all_input_nodes], arguments, module=node.target)
 
@@ -95,8 +95,8 @@ class _Translator:
         rule = RULES.get(node.target)
         if rule is None:
             target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-            self.refuse("%r (made in %r): unknown operation %r%s"
-                        % (node.name, self.trace_scopes[node.name], target, closest(target, list(operations.FUNCTIONS))))
+            place = self.trace_scopes[node.name] or "the network"
+            self.refuse(f"{node.name!r} in {place}: unknown operation {target!r}{closest(target, list(operations.FUNCTIONS))}")
         rule(self, node, *self.known(node.args), **self.known(node.kwargs))
 
     def emit(self, node, operation, inputs, arguments=None, name=None, **extra):
@@ -104,8 +104,7 @@ class _Translator:
         entry = {"name": name or node.name, "operation": operation}
         entry.update(extra)
         entry.update(inputs=list(inputs), arguments=arguments or {})
-        where = "network %s: node %r" % (self.network_name, entry["name"])
-        operations.check_arguments(where, operation, entry["arguments"], len(entry["inputs"]))
+        operations.check_arguments(f"network {self.network_name}: node {entry['name']!r}", operation, entry["arguments"], len(entry["inputs"]))
         self.nodes.append(entry)
         self.scopes[entry["name"]] = self.trace_scopes[node.name]
         if name is None:
@@ -129,31 +128,32 @@ class _Translator:
     def constant(self, value):
         """A plain argument as a JSON value; refused when it depends on the batch size."""
         if isinstance(value, fx.Node):
-            self.refuse("%r: an argument that depends on the batch size" % value.name)
+            self.refuse(f"{value.name!r}: an argument that depends on the batch size")
         return [self.constant(each) for each in value] if isinstance(value, (tuple, list)) else value
 
     def batch_free_shape(self, node):
         """The shape of a result with -1 where it changes with the batch."""
         shape = [-1 if first != second else first for first, second in zip(*[run[node] for run in self.runs])]
         if shape.count(-1) > 1:
-            self.refuse("%r: a shape in which two sizes depend on the batch" % node.name)
+            self.refuse(f"{node.name!r}: a shape in which two sizes depend on the batch")
         return shape
 
     def self_attention(self, node, module):
         """nn.MultiheadAttention on one input, written out: in_proj, heads, attention, out_proj. [N,T,D] -> [N,T,D]."""
-        query, key, value = (list(node.args) + [node.kwargs.get(each) for each in ("query", "key", "value")[len(node.args):]])[:3]
-        others = {name: self.known(value) for name, value in node.kwargs.items() if name not in ("query", "key", "value")}
-        allowed = {"need_weights": (True, False), "attn_mask": (None,), "key_padding_mask": (None,), "average_attn_weights": (True, False)}
-        is_plain = (query is key and key is value and len(node.args) <= 3 and module.batch_first and module.in_proj_weight is not None
-                    and module.in_proj_bias is not None and module.bias_k is None and not module.add_zero_attn and module.dropout == 0.0
-                    and all(name in allowed and any(value is each for each in allowed[name]) for name, value in others.items()))
+        arguments = dict(zip(("query", "key", "value"), node.args), **node.kwargs)
+        query = arguments.pop("query")
+        is_plain = (arguments.pop("key") is query and arguments.pop("value") is query and len(node.args) <= 3
+                    and all(self.known(value) is None or name in ("need_weights", "average_attn_weights") for name, value in arguments.items())
+                    and module.batch_first and module.in_proj_weight is not None and module.in_proj_bias is not None
+                    and module.bias_k is None and not module.add_zero_attn and module.dropout == 0.0)
         if not is_plain:
-            self.refuse("module %r: MultiheadAttention other than plain self-attention (batch first, with bias, no dropout, no mask)"
-                        % node.target)
+            self.refuse(f"module {node.target!r}: MultiheadAttention other than plain self-attention (batch first, with bias, without dropout "
+                        "and masks)")
         tokens, width = self.runs[0][query][1:]
         prefix, path = node.name + "_", node.target
-        weight = self.emit(node, "parameter", [], {"shape": [3 * width, width]}, prefix + "weight", parameter=path + ".in_proj_weight")
-        bias = self.emit(node, "parameter", [], {"shape": [3 * width]}, prefix + "bias", parameter=path + ".in_proj_bias")
+        weight, bias = [
+            self.emit(node, "parameter", [], {"shape": shape}, prefix + name, parameter=path + ".in_proj_" + name)
+            for name, shape in (("weight", [3 * width, width]), ("bias", [3 * width]))]
         joint = self.emit(node, "linear", [self.names[query], weight, bias], {}, prefix + "in_proj")
         shape = [-1, tokens, 3, module.num_heads, width // module.num_heads]
         heads = self.emit(node, "reshape", [joint], {"shape": shape}, prefix + "heads")
@@ -179,7 +179,7 @@ def _binary(operation):
         elif operation in ("add", "mul"):
             t.emit(node, operation, [t.names[other]], {"value": t.constant(input)})
         else:
-            t.refuse("%r: a number %s a tensor" % (node.name, operation))
+            t.refuse(f"{node.name!r}: {operation} of a number and a tensor")
     return rule
 
 
@@ -191,7 +191,7 @@ def _unary(operation):
 
 def _attention(t, node, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     if attn_mask is not None or t.constant(dropout_p) != 0.0 or is_causal or scale is not None or enable_gqa:
-        t.refuse("%r: attention with a mask, dropout or its own scale" % node.name)
+        t.refuse(f"{node.name!r}: attention with a mask, dropout or its own scale")
     t.emit(node, "attention", [t.names[each] for each in (query, key, value)])
 
 
@@ -206,7 +206,7 @@ def _flatten(t, node, input, start_dim=0, end_dim=-1):
 def _expand(t, node, input, *_, **__):
     before, after = t.runs[0][input], t.batch_free_shape(node)
     if len(before) != len(after) or before[0] != 1 or after[0] != -1 or list(before[1:]) != after[1:]:
-        t.refuse("%r: expand to %s other than along the batch" % (node.name, after))
+        t.refuse(f"{node.name!r}: expand to {after}, other than along the batch")
     t.emit(node, "expand_batch", [t.names[input], graph.INPUT])
 
 
@@ -230,13 +230,13 @@ def _mean(t, node, input, dim=None, keepdim=False):
 
 def _softmax(t, node, input, dim=None, dtype=None, _stacklevel=None):
     if dtype is not None:
-        t.refuse("%r: softmax with a dtype" % node.name)
+        t.refuse(f"{node.name!r}: softmax with a dtype")
     t.emit(node, "softmax", [t.names[input]], {"dim": t.constant(dim)})
 
 
 def _unbind(t, node, input, dim=0):
     dim = t.constant(dim)
-    t.names[node] = tuple(t.emit(node, "select", [t.names[input]], {"dim": dim, "index": each}, "%s_%d" % (node.name, each))
+    t.names[node] = tuple(t.emit(node, "select", [t.names[input]], {"dim": dim, "index": each}, f"{node.name}_{each}")
                           for each in range(len(t.runs[0][node])))
 
 
@@ -255,10 +255,10 @@ def _getitem(t, node, input, key):
         elif type(t.constant(each)) is int:
             steps.append(("select", {"dim": dim, "index": t.constant(each)}))
         else:
-            t.refuse("%r: an index other than whole numbers and slices of step 1" % node.name)
+            t.refuse(f"{node.name!r}: an index other than whole numbers and slices of step 1")
     for position, (operation, arguments) in enumerate(steps):
         is_last = position == len(steps) - 1
-        name = t.emit(node, operation, [name], arguments, None if is_last else "%s_%d" % (node.name, position))
+        name = t.emit(node, operation, [name], arguments, None if is_last else f"{node.name}_{position}")
     t.names[node] = name
 
 
@@ -279,9 +279,9 @@ def _alias(t, node, input, *_, **__):
 
 
 RULES = {
-    operator.add: _binary("add"), torch.add: _binary("add"), operator.iadd: _binary("add"), "add": _binary("add"), "add_": _binary("add"),
+    operator.add: _binary("add"), torch.add: _binary("add"), "add": _binary("add"), operator.iadd: _binary("add"), "add_": _binary("add"),
+    operator.mul: _binary("mul"), torch.mul: _binary("mul"), "mul": _binary("mul"), operator.imul: _binary("mul"), "mul_": _binary("mul"),
     operator.sub: _binary("sub"), torch.sub: _binary("sub"), "sub": _binary("sub"),
-    operator.mul: _binary("mul"), torch.mul: _binary("mul"), operator.imul: _binary("mul"), "mul": _binary("mul"), "mul_": _binary("mul"),
     operator.truediv: _binary("div"), torch.div: _binary("div"), "div": _binary("div"),
     operator.matmul: _matmul, torch.matmul: _matmul, "matmul": _matmul,
     operator.getitem: _getitem, torch.unbind: _unbind, "unbind": _unbind,
@@ -289,10 +289,11 @@ RULES = {
     F.relu6: _unary("relu6"), F.hardswish: _unary("hardswish"), F.hardsigmoid: _unary("hardsigmoid"), F.silu: _unary("silu"),
     torch.sigmoid: _unary("sigmoid"), "sigmoid": _unary("sigmoid"), torch.tanh: _unary("tanh"), "tanh": _unary("tanh"),
     F.gelu: _unary("gelu"), F.softmax: _softmax, torch.softmax: _softmax, "softmax": _softmax,
-    torch.flatten: _flatten, "flatten": _flatten, torch.reshape: _reshape, "reshape": _reshape, "view": _reshape, "expand": _expand,
+    torch.flatten: _flatten, "flatten": _flatten, torch.reshape: _reshape, "reshape": _reshape, "view": _reshape,
+    "expand": _expand,
     torch.permute: _permute, "permute": _permute, torch.transpose: _transpose, "transpose": _transpose,
     torch.cat: _cat, torch.mean: _mean, "mean": _mean, F.adaptive_avg_pool2d: _adaptive_avg_pool2d, F.linear: _linear,
     "contiguous": _alias, "clone": _alias,
 }
-if hasattr(F, "scaled_dot_product_attention"):
+if compat.HAS_FUSED_ATTENTION:
     RULES[F.scaled_dot_product_attention] = _attention

@@ -42,16 +42,16 @@ def find_head(nodes, output):
     """(head, tap): module path of the last Linear, which must give the output, and the node that feeds it."""
     last = {node["name"]: node for node in nodes}[output]
     if last["operation"] != "Linear":
-        raise UserError("the network ends in %r, not in a Linear: nothing to fine-tune as its head" % last["operation"])
+        raise UserError(f"the network ends in {last['operation']!r}, not in a Linear: nothing to fine-tune as its head")
     return last["module"], last["inputs"][0]
 
 
 def find_blocks(nodes, scopes, candidates, shapes):
     """The blocks of a network, in order.
 
-    nodes: of the description. scopes: {node name: path of the module whose forward made it}. candidates: paths of the modules that may be
-    blocks, outer before inner. shapes: {node name: shape}, the input's included. A candidate is a block when one value enters it and one
-    leaves it; what lies inside a block is not one.
+    nodes: of the description. scopes: {node name: path of the module whose forward made it}. candidates: paths of the modules that
+    may be blocks, outer before inner. shapes: {node name: shape}, the input's included. A candidate is a block when one value
+    enters it and one leaves it; what lies inside a block is not one.
     """
     blocks = []
     for path in candidates:
@@ -107,11 +107,11 @@ def drop_blocks(description, names):
 def _droppable(description, name):
     blocks = {block["name"]: block for block in description["blocks"]}
     if name not in blocks:
-        raise UserError("network %s has no block %r%s" % (description["name"], name, closest(name, list(blocks))))
+        raise UserError(f"network {description['name']}: no block {name!r}{closest(name, list(blocks))}")
     if not blocks[name]["is_residual"]:
         able = ", ".join(block["name"] for block in description["blocks"] if block["is_residual"]) or "none"
-        raise UserError("block %r of %s cannot be left out: it is no residual block with equal input and output shape (those are: %s)"
-                        % (name, description["name"], able))
+        raise UserError(f"network {description['name']}: block {name!r} cannot be left out, as it is no residual block with equal input "
+                        f"and output shape; those are: {able}")
     return blocks[name]
 
 
@@ -132,8 +132,8 @@ def limit_inplace(nodes):
 def join_averaged_heads(nodes, output):
     """(nodes, output, paths): two Linear heads whose mean is the output, as one Linear on their joined inputs.
 
-    (A a + p + B b + q) / 2 = [A/2 B/2] [a; b] + (p + q) / 2: the same function with one head to fine-tune (distilled DeiT). `paths` are
-    the two module paths, or None where the network does not end so; the joined head has the first one's path and name.
+    (A a + p + B b + q) / 2 = [A/2 B/2] [a; b] + (p + q) / 2: the same function with one head to fine-tune (distilled DeiT). `paths`
+    are the two module paths, or None where the network does not end so; the joined head has the first one's path and name.
     """
     by_name = {node["name"]: node for node in nodes}
     last = by_name[output]

@@ -9,29 +9,32 @@ from torch import nn
 from piebridge.core import graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_json
+from piebridge.core.names import closest
 from piebridge.core.safetensors_file import tensor_bytes
 
 # holder, key: where the module or parameter is looked up at each call, so that a replaced module is used (holder None: the network
-# itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values; arguments: of the
-# function; done: places that no later step reads
-_Step = namedtuple("_Step", "holder key run inputs output arguments done")
+# itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values; arguments: of
+# the function; done: places that no later step reads
+_Step = namedtuple("_Step", "name holder key run inputs output arguments done")
 
 
 class GraphNetwork(nn.Module):
     """An image classifier given by a description (see core/graph.py) and its tensors.
 
-    Modules and parameters sit at their own paths, so the keys of the state dict are those of the source architecture, train mode means what
-    it means for the modules, and hooks, `.to()` and optimizers work as usual. Each intermediate value is released after its last use.
+    Modules and parameters sit at their own paths, so the keys of the state dict are those of the source architecture, train mode
+    means what it means for the modules, and hooks, `.to()` and optimizers work as usual. Each intermediate value is released after
+    its last use.
 
-    description: dict; copied. tensors: {state dict key: tensor}, every key of the network and no other. An nn.Parameter is shared, not
-    copied; other tensors are taken as they are.
+    description: dict; copied. tensors: {state dict key: tensor}, every key of the network and no other. An nn.Parameter is shared,
+    not copied; other tensors are taken as they are.
     """
 
     def __init__(self, description, tensors):
         super().__init__()
         self.description = copy.deepcopy(description)
         _place_tensors(self, self.description, tensors)
-        self._compile()
+        self._to_output = _steps(self, self.description, [self.description["output"]])
+        self._to_tap = _steps(self, self.description, [self.description["tap"]])
 
     def forward(self, x):
         """Images [N,3,H,W], normalised -> logits [N,C]."""
@@ -41,11 +44,29 @@ class GraphNetwork(nn.Module):
         """Images [N,3,H,W], normalised -> the head's input [N,D]."""
         return _execute(self, self._to_tap, x)
 
+    def values(self, x, names):
+        """Images [N,3,H,W] -> {node name: its value} for the named nodes; nothing beyond them is computed. "x" names the input."""
+        nodes = graph.nodes_by_name(self.description)
+        for name in names:
+            if name not in nodes and name != graph.INPUT:
+                raise UserError(f"network {self.description['name']}: no node {name!r}{closest(name, list(nodes))}")
+        kept = {graph.INPUT: x} if graph.INPUT in names else {}
+
+        def keep(name, value):
+            if name in names:
+                kept[name] = value.clone()  # a later step may work in place
+
+        _execute(self, _steps(self, self.description, [name for name in names if name in nodes]), x, keep)
+        return kept
+
+    def observe(self, x, callback):
+        """Run forward and call `callback(node name, value)` after each node; returns the logits [N,C]."""
+        return _execute(self, self._to_output, x, callback)
+
     @property
     def head(self):
         """The final Linear."""
-        holder, key = _holder(self, self.description["head"])
-        return holder._modules[key]
+        return self.get_submodule(self.description["head"])
 
     def replace_head(self, class_names):
         """Put a fresh Linear (weights of deviation 0.01, zero bias) for these classes in place of the head; the description follows."""
@@ -60,33 +81,35 @@ class GraphNetwork(nn.Module):
         node["arguments"].update(out_features=len(class_names), bias=True)
 
     def without_blocks(self, names):
-        """This network without the named residual blocks. Parameters are the same objects; buffers (batch-norm statistics) are copies."""
+        """This network without the named residual blocks (see `description["blocks"]`), in the same mode.
+
+        Parameters are the same objects; buffers (batch-norm statistics) are copies. UserError for a block that is unknown or no
+        residual block with equal input and output shape.
+        """
         description = graph.drop_blocks(self.description, names)
-        parameters = dict(self.named_parameters())
-        buffers = {key: buffer.clone() for key, buffer in self.named_buffers()}
-        tensors = {key: parameters[key] if key in parameters else buffers[key] for key in expected_shapes(description)}
-        return GraphNetwork(description, tensors).train(self.training)
+        tensors = {key: buffer.clone() for key, buffer in self.named_buffers()}
+        tensors.update(self.named_parameters())
+        network = GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)})
+        for path, module in network.named_modules():
+            module.training = self.get_submodule(path).training
+        return network
 
     def fingerprint(self):
         """sha256 (hex) over the description and every tensor's name, type, shape and bytes."""
         digest = hashlib.sha256(sha256_of_json(self.description).encode("ascii"))
         for key, tensor in sorted(self.state_dict().items()):
-            digest.update(("%s %s %s\n" % (key, tensor.dtype, list(tensor.shape))).encode("utf-8"))
+            digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode("utf-8"))
             digest.update(tensor_bytes(tensor))
         return digest.hexdigest()
 
     def get_submodule(self, target):
-        """The module at a dotted path; unlike the inherited one, also where a path begins like a method of this class ("features.0")."""
+        """The module at a dotted path; unlike the inherited one, also where a path begins like a method here ("features.0")."""
         holder = self
         for part in target.split(".") if target else ():
             if part not in holder._modules:
-                raise AttributeError("network %s has no module %r" % (self.description["name"], target))
+                raise AttributeError(f"network {self.description['name']} has no module {target!r}")
             holder = holder._modules[part]
         return holder
-
-    def _compile(self):
-        self._to_output = _steps(self, self.description, self.description["output"])
-        self._to_tap = _steps(self, self.description, self.description["tap"])
 
 
 def expected_shapes(description):
@@ -102,16 +125,15 @@ def expected_shapes(description):
 
 def check_tensors(description, shapes):
     """Compare {key: shape} of some tensors with what the description implies; UserError names the first difference."""
-    expected = expected_shapes(description)
+    name, expected = description["name"], expected_shapes(description)
     for key, shape in expected.items():
         if key not in shapes:
-            raise UserError("network %s: tensor %r is missing" % (description["name"], key))
+            raise UserError(f"network {name}: tensor {key!r} is missing{closest(key, [each for each in shapes if each not in expected])}")
         if tuple(shapes[key]) != shape:
-            raise UserError("network %s: tensor %r has shape %s where the description says %s"
-                            % (description["name"], key, list(shapes[key]), list(shape)))
+            raise UserError(f"network {name}: tensor {key!r} has shape {list(shapes[key])} where its description says {list(shape)}")
     for key in shapes:
         if key not in expected:
-            raise UserError("network %s: tensor %r belongs to no node of the description" % (description["name"], key))
+            raise UserError(f"network {name}: tensor {key!r} belongs to no node of its description")
 
 
 def _place_tensors(network, description, tensors):
@@ -136,10 +158,8 @@ def _filled_module(node, tensors):
 def _put(module, name, tensor):
     if name in module._buffers:
         module._buffers[name] = tensor.detach()
-    elif isinstance(tensor, nn.Parameter):
-        module._parameters[name] = tensor
     else:
-        module._parameters[name] = nn.Parameter(tensor.detach())
+        module._parameters[name] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach())
 
 
 def _holder(network, path, is_created=False):
@@ -153,8 +173,8 @@ def _holder(network, path, is_created=False):
     return holder, parts[-1]
 
 
-def _steps(network, description, target):
-    needed = graph.ancestors(description, target)
+def _steps(network, description, targets):
+    needed = set().union(*[graph.ancestors(description, target) for target in targets])
     nodes = [node for node in description["nodes"] if node["name"] in needed]
     last_reader = {name: position for position, node in enumerate(nodes) for name in node["inputs"]}
     places = {graph.INPUT: 0}
@@ -165,18 +185,17 @@ def _steps(network, description, target):
         done = [places[name] for name in set(node["inputs"]) if last_reader[name] == position]
         path = node.get("module") or node.get("parameter")
         holder, key = _holder(network, path) if path else (None, None)
-        holder = None if holder is network else holder
-        run = operations.FUNCTIONS[node["operation"]].run if path is None else None
-        arguments = {key: value for key, value in node["arguments"].items() if value is not None} if path is None else None
-        steps.append(_Step(holder, key, run, inputs, places[node["name"]], arguments, done))
+        run = None if path else operations.FUNCTIONS[node["operation"]].run
+        arguments = {name: value for name, value in node["arguments"].items() if value is not None}
+        steps.append(_Step(node["name"], None if holder is network else holder, key, run, inputs, places[node["name"]], arguments, done))
     return steps
 
 
-def _execute(network, steps, x):
+def _execute(network, steps, x, observe=None):
     values = [None] * (len(steps) + 1)
-    values[0] = x
+    values[0] = value = x
     del x
-    for holder, key, run, inputs, output, arguments, done in steps:
+    for name, holder, key, run, inputs, output, arguments, done in steps:
         if run is not None:
             value = run(*[values[place] for place in inputs], **arguments)
         else:
@@ -185,5 +204,6 @@ def _execute(network, steps, x):
         for place in done:
             values[place] = None
         values[output] = value
+        if observe is not None:
+            observe(name, value)
     return value
-

