@@ -78,11 +78,11 @@ def check_image(path, max_megapixels=MAX_MEGAPIXELS, is_full_decode=False):
 
 
 def silence_pillow():
-    """Keep Pillow from warning about images above 89 megapixels: the limit here is lower, and refuses them by path.
+    """Keep Pillow's own warnings (size above 89 megapixels, odd EXIF data), which name no file, off the terminal.
 
     Filters are the process's, and changing one for a moment is not safe with threads; so those who start threads call this first.
     """
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def _open(path, max_megapixels):

@@ -126,7 +126,7 @@ class Transform:
         width, height = image_size
         log_ratio = [math.log(ratio) for ratio in self.crop_ratio]
         for _ in range(_CROP_TRIES):
-            area_part, ratio_part, x_part, y_part = generator.random(4)
+            area_part, ratio_part, x_part, y_part = generator.random(4).tolist()
             area = width * height * (self.crop_scale[0] + area_part * (self.crop_scale[1] - self.crop_scale[0]))
             ratio = math.exp(log_ratio[0] + ratio_part * (log_ratio[1] - log_ratio[0]))
             box_width, box_height = math.sqrt(area * ratio), math.sqrt(area / ratio)

@@ -10,10 +10,10 @@ logger = logging.getLogger(__name__)
 _LOW_MEMORY_BYTES = 1 << 30
 
 
-def resolve_workers(workers):
+def resolve_workers(workers, meminfo="/proc/meminfo"):
     """The number of decoding threads: a whole number as given, or "auto" by cores and free memory."""
     if workers == "auto":
-        available = available_memory()
+        available = available_memory(meminfo)
         if available is not None and available < _LOW_MEMORY_BYTES:
             logger.info("images are decoded by the main thread: only %d MiB of memory are free", available >> 20)
             return 0
