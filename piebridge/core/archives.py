@@ -105,6 +105,8 @@ class _Section:
         wanted = self._left if size is None or size < 0 else min(size, self._left)
         data = self._stream.read(wanted)
         self._left -= len(data)
+        if len(data) < wanted:  # tarfile takes the end of a stream for the end of the archive, and would say nothing
+            raise EOFError(f"{self._left} bytes are missing")
         return data
 
 
@@ -129,6 +131,11 @@ def _dpkg_stream(path):
         process = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(path)], stdout=subprocess.PIPE, stderr=messages)
         try:
             yield process.stdout
+            while process.stdout.read(_COPY_BYTES):  # padding after the last member
+                pass
+            if process.wait() != 0:
+                messages.seek(0)
+                raise EOFError(messages.read().decode("utf-8", "replace").strip() or "dpkg-deb failed")
         finally:
             process.stdout.close()
             process.terminate()

@@ -78,7 +78,7 @@ def _unpack(archive, name, folder):
 
     free = shutil.disk_usage(str(folder.parent)).free
     try:
-        with tarfile.open(str(archive), "r|*") as tar, tqdm(desc="unpacking", unit="file", delay=2, leave=False) as progress:
+        with tarfile.open(str(archive), "r:*") as tar, tqdm(desc="unpacking", unit="file", delay=2, leave=False) as progress:
             return unpack_tar(tar, folder, place, archive, min(_MAX_BYTES, free), on_member=progress.update)
-    except tarfile.ReadError as error:
+    except (tarfile.ReadError, EOFError) as error:
         raise UserError(f"{archive}: not a tar archive, or cut short ({error}); download {ARCHIVE_NAME} again") from error
