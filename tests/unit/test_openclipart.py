@@ -66,7 +66,8 @@ def package(path, compression="xz", extra=()):
             add(tar, *arguments)
     control = io.BytesIO()
     with tarfile.open(fileobj=control, mode="w:gz") as tar:
-        add(tar, "./control", b"Package: openclipart-png\nVersion: 1:0.18-test\nArchitecture: all\nMaintainer: a\nDescription: b\n")
+        add(tar, "./control", b"Package: openclipart-png\nVersion: 1:0.18-test\nArchitecture: all\nMaintainer: a\n"
+            b"Description: drawings\n")
     with open(str(path), "wb") as deb:
         deb.write(b"!<arch>\n")
         for name, content in (("debian-binary", b"2.0\n"), ("control.tar.gz", control.getvalue()),
@@ -149,7 +150,7 @@ def test_package_compressed_in_another_way(tmp_path):
     for step in (["dpkg-deb", "-R", "x.deb", "tree"], ["dpkg-deb", "-Zzstd", "-b", "tree", "zstd.deb"]):
         subprocess.check_call(step, cwd=str(tmp_path), stdout=subprocess.DEVNULL)
     with open_deb(tmp_path / "zstd.deb") as tar:
-        assert unpack_tar(tar, tmp_path / "to", lambda path: path, "x.deb") == 90
+        assert unpack_tar(tar, tmp_path / "to", lambda path: path, "x.deb") == 91  # 90 files and the link to one
     (tmp_path / "cut.deb").write_bytes((tmp_path / "zstd.deb").read_bytes()[:-3000])
     with pytest.raises(UserError, match="cut.deb: damaged or cut short"), open_deb(tmp_path / "cut.deb") as tar:
         unpack_tar(tar, tmp_path / "again", lambda path: path, "x.deb")
