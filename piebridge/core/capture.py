@@ -1,7 +1,7 @@
 """A torch.nn.Module -> a network description, by a symbolic trace over the allow-list of core/operations.py.
 
 The trace (torch.fx) is taken in eval mode. Sizes that a forward computes from its input (`x.shape[0]`, `n, c, h, w = x.shape`)
-never reach the description: the trace is run at two batch sizes; what changes with the batch is the batch, what does not is a
+never reach the description: a trace with such sizes is run at two batch sizes; what changes is the batch, what does not is a
 constant. (So a network that reshapes, such as a ViT, is bound to its input size; one that only convolves and pools is not.)
 """
 
@@ -14,7 +14,6 @@ from piebridge.core import capture_rules, graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 
-BATCHES = (1, 2)  # the two batch sizes of the trial runs
 TOLERANCE = 1e-5  # of the captured network's outputs, relative to their largest
 
 
@@ -24,16 +23,19 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
     input_size: [3,H,W]. mean, std: of the three channels on 0..1 RGB. UserError names the operation that the allow-list lacks, or
     says that the captured outputs differ from the module's on a trial batch.
     """
-    module = copy.deepcopy(module).cpu().eval()
+    tensors = {key: tensor.detach().cpu().clone() for key, tensor in module.state_dict().items()}
+    module = _without_zeros(copy.deepcopy(module).cpu().eval())
     tracer = _ScopedTracer()
     with torch.no_grad():
         traced = fx.GraphModule(module, tracer.trace(module))
-        runs = [_Recorder(traced).record(_trial_batch(batch, input_size)) for batch in BATCHES]
+        runs = [_Recorder(traced).record(_trial_batch(1, input_size))]
+        if capture_rules.depends_on_sizes(traced, runs[0]):
+            runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))
         nodes, output, scopes, shapes = capture_rules.translate(name, traced, runs, tracer.scopes)
-        tensors = dict(module.state_dict())
+        trial_tensors = module.state_dict()
         nodes, output, joined = graph.join_averaged_heads(nodes, output)
         if joined:
-            tensors = join_head_tensors(tensors, joined)
+            tensors, trial_tensors = join_head_tensors(tensors, joined), join_head_tensors(trial_tensors, joined)
         graph.limit_inplace(nodes)
         head, tap = graph.find_head(nodes, output)
         blocks = graph.find_blocks([node for node in nodes if node["name"] in scopes], scopes, _candidates(module), shapes)
@@ -42,9 +44,8 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
             "normalization": {"mean": list(mean), "std": list(std)},
             "interpolation": interpolation, "crop_fraction": crop_fraction, "class_names": class_names,
             "head": head, "tap": tap, "blocks": blocks, "nodes": nodes, "output": output}
-        network = GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)}).eval()
-        _compare(network, runs[-1], input_size)
-    return network
+        _compare(_network(description, trial_tensors), runs[-1], _trial_batch(len(runs), input_size))
+    return _network(description, tensors)
 
 
 def join_head_tensors(tensors, paths):
@@ -105,6 +106,16 @@ def _outline(value):
     return value
 
 
+def _without_zeros(module):
+    """Small random values in each parameter that is all zeros (fresh biases, a ViT's head): zeros would hide a wrong graph."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():
+                parameter.copy_(0.01 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
 def _trial_batch(batch, input_size):
     generator = torch.Generator().manual_seed(0)
     return torch.randn([batch] + list(input_size), generator=generator)
@@ -118,11 +129,15 @@ def _candidates(module):
             and not isinstance(each, sequences) and operations.module_operation(each) is None]
 
 
-def _compare(network, run, input_size):
+def _network(description, tensors):
+    return GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)}).eval()
+
+
+def _compare(network, run, batch):
     wanted = [value for node, value in run.items() if node.op == "output"][0]
-    found = network(_trial_batch(BATCHES[-1], input_size))
+    found = network(batch)
     error = (found - wanted).abs().max().item() / max(wanted.abs().max().item(), 1e-30)
     if not error <= TOLERANCE:
         name = network.description["name"]
-        raise UserError(f"network {name}: the captured graph differs from the module by {error:.1e} (relative; at most {TOLERANCE:.0e} is "
-                        "allowed): one of its modules does other than the torch.nn class that it derives from")
+        raise UserError(f"network {name}: the captured graph differs from the module by {error:.1e} (relative; at most "
+                        f"{TOLERANCE:.0e} is allowed): a module of it does other than the torch.nn class that it derives from")

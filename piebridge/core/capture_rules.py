@@ -18,13 +18,24 @@ class TensorShape(tuple):
 def translate(name, traced, runs, scopes):
     """(nodes, output, scopes, shapes) of the description of a traced module.
 
-    runs: two {fx node: recorded value}, at two batch sizes. The scopes and shapes returned are by the description's node names.
+    runs: one {fx node: recorded value}, or two, at different batch sizes, where the trace depends on sizes. The scopes and shapes
+    returned are by the description's node names.
     """
     translator = _Translator(name, traced, runs, scopes)
     for node in traced.graph.nodes:
         translator.visit(node)
     used = _used(translator.nodes, translator.output)
     return used, translator.output, translator.scopes, translator.shapes
+
+
+def depends_on_sizes(traced, run):
+    """Whether a trace computes numbers from its input's shape, or reshapes: then what is the batch shows in a second run only."""
+    return any(RULES.get(node.target) in (_reshape, _expand) or node.op.startswith("call") and not _holds_tensor(run[node])
+               for node in traced.graph.nodes) or any(isinstance(each, nn.MultiheadAttention) for each in traced.modules())
+
+
+def _holds_tensor(value):
+    return isinstance(value, TensorShape) or isinstance(value, tuple) and any(isinstance(each, TensorShape) for each in value)
 
 
 def _used(nodes, output):
@@ -65,8 +76,7 @@ class _Translator:
         return isinstance(self.runs[0][node], TensorShape)
 
     def is_several(self, node):
-        value = self.runs[0][node]
-        return isinstance(value, tuple) and any(isinstance(each, TensorShape) for each in value)
+        return not self.is_tensor(node) and _holds_tensor(self.runs[0][node])
 
     def refuse(self, what):
         raise UserError(f"network {self.network_name}: cannot capture {what}")
@@ -104,7 +114,8 @@ class _Translator:
         entry = {"name": name or node.name, "operation": operation}
         entry.update(extra)
         entry.update(inputs=list(inputs), arguments=arguments or {})
-        operations.check_arguments(f"network {self.network_name}: node {entry['name']!r}", operation, entry["arguments"], len(entry["inputs"]))
+        where = f"network {self.network_name}: node {entry['name']!r}"
+        operations.check_arguments(where, operation, entry["arguments"], len(entry["inputs"]))
         self.nodes.append(entry)
         self.scopes[entry["name"]] = self.trace_scopes[node.name]
         if name is None:
@@ -115,8 +126,8 @@ class _Translator:
     def known(self, value):
         """Arguments in which what the trace computed (sizes, flags) stands as its value, unless it depends on the batch."""
         if isinstance(value, fx.Node) and not self.is_tensor(value) and not self.is_several(value):
-            values = [run[value] for run in self.runs]
-            return values[0] if values[0] == values[1] else value
+            first, last = self.runs[0][value], self.runs[-1][value]
+            return first if first == last else value
         if isinstance(value, slice):
             return slice(self.known(value.start), self.known(value.stop), self.known(value.step))
         if isinstance(value, (tuple, list)):
@@ -133,7 +144,7 @@ class _Translator:
 
     def batch_free_shape(self, node):
         """The shape of a result with -1 where it changes with the batch."""
-        shape = [-1 if first != second else first for first, second in zip(*[run[node] for run in self.runs])]
+        shape = [first if first == last else -1 for first, last in zip(self.runs[0][node], self.runs[-1][node])]
         if shape.count(-1) > 1:
             self.refuse(f"{node.name!r}: a shape in which two sizes depend on the batch")
         return shape
@@ -142,13 +153,14 @@ class _Translator:
         """nn.MultiheadAttention on one input, written out: in_proj, heads, attention, out_proj. [N,T,D] -> [N,T,D]."""
         arguments = dict(zip(("query", "key", "value"), node.args), **node.kwargs)
         query = arguments.pop("query")
-        is_plain = (arguments.pop("key") is query and arguments.pop("value") is query and len(node.args) <= 3
-                    and all(self.known(value) is None or name in ("need_weights", "average_attn_weights") for name, value in arguments.items())
+        has_no_mask = all(value is None or name in ("need_weights", "average_attn_weights") for name, value in arguments.items()
+                          if name not in ("key", "value"))
+        is_plain = (arguments["key"] is query and arguments["value"] is query and len(node.args) <= 3 and has_no_mask
                     and module.batch_first and module.in_proj_weight is not None and module.in_proj_bias is not None
                     and module.bias_k is None and not module.add_zero_attn and module.dropout == 0.0)
         if not is_plain:
-            self.refuse(f"module {node.target!r}: MultiheadAttention other than plain self-attention (batch first, with bias, without dropout "
-                        "and masks)")
+            self.refuse(f"module {node.target!r}: MultiheadAttention other than plain self-attention (batch first, with bias, "
+                        "without dropout and masks)")
         tokens, width = self.runs[0][query][1:]
         prefix, path = node.name + "_", node.target
         weight, bias = [
@@ -279,8 +291,8 @@ def _alias(t, node, input, *_, **__):
 
 
 RULES = {
-    operator.add: _binary("add"), torch.add: _binary("add"), "add": _binary("add"), operator.iadd: _binary("add"), "add_": _binary("add"),
-    operator.mul: _binary("mul"), torch.mul: _binary("mul"), "mul": _binary("mul"), operator.imul: _binary("mul"), "mul_": _binary("mul"),
+    operator.add: _binary("add"), operator.iadd: _binary("add"), torch.add: _binary("add"), "add": _binary("add"),
+    operator.mul: _binary("mul"), operator.imul: _binary("mul"), torch.mul: _binary("mul"), "mul": _binary("mul"),
     operator.sub: _binary("sub"), torch.sub: _binary("sub"), "sub": _binary("sub"),
     operator.truediv: _binary("div"), torch.div: _binary("div"), "div": _binary("div"),
     operator.matmul: _matmul, torch.matmul: _matmul, "matmul": _matmul,

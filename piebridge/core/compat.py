@@ -1,4 +1,4 @@
-"""The one place that looks at what this torch can do. The core runs on torch 1.10 (Python 3.6, JetPack 4) and on the current one."""
+"""What this torch can do, looked up in one place: the core runs on torch 1.10 (Python 3.6, JetPack 4) and on the current one."""
 
 import inspect
 

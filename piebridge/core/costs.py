@@ -10,15 +10,17 @@ from piebridge.core import graph
 def network_costs(network, input_size=None):
     """{"macs", "parameters", "blocks": {block name: MACs}} of a GraphNetwork; MACs are for one image.
 
-    input_size: pixels of the square input, or [3,H,W]; None: the description's. Convolutions, matrix products and attention count; what only
-    adds, scales, normalises or pools does not, as usual. The network runs once, on one image of zeros, and is left as it was.
+    input_size: pixels of the square input, or [3,H,W]; None: the description's. Convolutions, matrix products and attention
+    count; what only adds, scales, normalises or pools does not, as usual. The network runs once, on one image of zeros, and is
+    left as it was.
     """
     size = network.description["input_size"] if input_size is None else input_size
     size = [3, size, size] if isinstance(size, int) else list(size)
     by_node = _macs_by_node(network, size)
     blocks = {block["name"]: sum(by_node[node["name"]] for node in graph.block_nodes(network.description, block))
               for block in network.description["blocks"]}
-    return {"macs": sum(by_node.values()), "parameters": sum(parameter.numel() for parameter in network.parameters()), "blocks": blocks}
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {"macs": sum(by_node.values()), "parameters": parameters, "blocks": blocks}
 
 
 def _macs_by_node(network, input_size):

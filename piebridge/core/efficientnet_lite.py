@@ -1,9 +1,9 @@
 """EfficientNet-Lite0 (Tan and Le 2019, without squeeze-and-excitation and with ReLU6), as plain modules.
 
-The names of the modules, and so the 296 keys of the state dict, are those of timm's `tf_efficientnet_lite0`. The published weights
-come from TensorFlow, whose "SAME" padding is asymmetric before a convolution of stride 2 on an even size: one row and column more
-at the end than at the start. The padding here is static (right for even sizes, a shift of one pixel at odd ones), so the graph is
-the same at every resolution.
+The names of the modules, and so the 296 keys of the state dict, are those of timm's `tf_efficientnet_lite0`. The published
+weights come from TensorFlow, whose "SAME" padding is asymmetric before a convolution of stride 2 on an even size: one row and
+column more at the end than at the start. The padding here is static (right for even sizes, a shift of one pixel at odd ones), so
+the graph is the same at every resolution.
 """
 
 from torch import nn

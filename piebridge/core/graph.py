@@ -49,7 +49,7 @@ def find_head(nodes, output):
 def find_blocks(nodes, scopes, candidates, shapes):
     """The blocks of a network, in order.
 
-    nodes: of the description. scopes: {node name: path of the module whose forward made it}. candidates: paths of the modules that
+    nodes: of the description. scopes: {node name: path of the module whose forward made it}. candidates: paths of modules that
     may be blocks, outer before inner. shapes: {node name: shape}, the input's included. A candidate is a block when one value
     enters it and one leaves it; what lies inside a block is not one.
     """
@@ -60,7 +60,7 @@ def find_blocks(nodes, scopes, candidates, shapes):
         inside = {node["name"] for node in nodes if (scopes[node["name"]] + ".").startswith(path + ".")}
         parameters = {node["name"] for node in nodes if node["operation"] == "parameter"}
         entering = {name for node in nodes if node["name"] in inside for name in node["inputs"]} - inside - parameters
-        leaving = {name for node in nodes if node["name"] not in inside for name in node["inputs"] if name in inside} - parameters
+        leaving = {name for node in nodes if node["name"] not in inside for name in node["inputs"]} & inside - parameters
         if len(entering) != 1 or len(leaving) != 1 or not any("module" in node for node in nodes if node["name"] in inside):
             continue
         block = {"name": path, "input": entering.pop(), "output": leaving.pop()}
@@ -72,7 +72,7 @@ def find_blocks(nodes, scopes, candidates, shapes):
 
 
 def _has_skip_path(nodes, block):
-    """Whether the block's input reaches its output through additions alone (so that dropping the block drops only a correction)."""
+    """Whether the block's input reaches its output through additions alone: dropping the block then drops only a correction."""
     by_name = {node["name"]: node for node in nodes}
     waiting, has_addition = [block["output"]], False
     while waiting:
@@ -110,8 +110,8 @@ def _droppable(description, name):
         raise UserError(f"network {description['name']}: no block {name!r}{closest(name, list(blocks))}")
     if not blocks[name]["is_residual"]:
         able = ", ".join(block["name"] for block in description["blocks"] if block["is_residual"]) or "none"
-        raise UserError(f"network {description['name']}: block {name!r} cannot be left out, as it is no residual block with equal input "
-                        f"and output shape; those are: {able}")
+        raise UserError(f"network {description['name']}: block {name!r} cannot be left out: it is no residual block with equal "
+                        f"input and output shape; those are: {able}")
     return blocks[name]
 
 
@@ -125,15 +125,15 @@ def limit_inplace(nodes):
     for node in nodes:
         if node["arguments"].get("inplace"):
             source = by_name.get(node["inputs"][0])
-            is_private = source is not None and readers[source["name"]] == 1 and source["operation"] not in VIEWS + ("parameter",)
-            node["arguments"]["inplace"] = is_private
+            is_shared = source is None or readers[source["name"]] > 1 or source["operation"] in VIEWS + ("parameter",)
+            node["arguments"]["inplace"] = not is_shared
 
 
 def join_averaged_heads(nodes, output):
     """(nodes, output, paths): two Linear heads whose mean is the output, as one Linear on their joined inputs.
 
-    (A a + p + B b + q) / 2 = [A/2 B/2] [a; b] + (p + q) / 2: the same function with one head to fine-tune (distilled DeiT). `paths`
-    are the two module paths, or None where the network does not end so; the joined head has the first one's path and name.
+    (A a + p + B b + q) / 2 = [A/2 B/2] [a; b] + (p + q) / 2: the same function, with one head to fine-tune (distilled DeiT).
+    `paths`: the two module paths, or None where the network does not end so; the joined head has the first one's path and name.
     """
     by_name = {node["name"]: node for node in nodes}
     last = by_name[output]
@@ -150,4 +150,5 @@ def join_averaged_heads(nodes, output):
     head = dict(first, inputs=[joined["name"]], arguments=dict(
         first["arguments"], in_features=first["arguments"]["in_features"] + second["arguments"]["in_features"]))
     gone = {node["name"] for node in (last, total, first, second)}
-    return [node for node in nodes if node["name"] not in gone] + [joined, head], head["name"], (first["module"], second["module"])
+    rest = [node for node in nodes if node["name"] not in gone]
+    return rest + [joined, head], head["name"], (first["module"], second["module"])

@@ -12,9 +12,9 @@ from piebridge.core.files import sha256_of_json
 from piebridge.core.names import closest
 from piebridge.core.safetensors_file import tensor_bytes
 
-# holder, key: where the module or parameter is looked up at each call, so that a replaced module is used (holder None: the network
-# itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values; arguments: of
-# the function; done: places that no later step reads
+# holder, key: where the module or parameter is looked up at each call, so that a replaced module is used (holder None: the
+# network itself, which would be a reference cycle); run: a function operation; inputs, output: places in the list of values;
+# arguments: of the function; done: places that no later step reads
 _Step = namedtuple("_Step", "name holder key run inputs output arguments done")
 
 
@@ -22,11 +22,11 @@ class GraphNetwork(nn.Module):
     """An image classifier given by a description (see core/graph.py) and its tensors.
 
     Modules and parameters sit at their own paths, so the keys of the state dict are those of the source architecture, train mode
-    means what it means for the modules, and hooks, `.to()` and optimizers work as usual. Each intermediate value is released after
+    means what it means for the modules, and hooks, `.to()` and optimizers work as usual. An intermediate value is released after
     its last use.
 
-    description: dict; copied. tensors: {state dict key: tensor}, every key of the network and no other. An nn.Parameter is shared,
-    not copied; other tensors are taken as they are.
+    description: dict; copied. tensors: {state dict key: tensor}, every key of the network and no other. An nn.Parameter is the
+    same object here; of another tensor the memory is shared.
     """
 
     def __init__(self, description, tensors):
@@ -45,7 +45,7 @@ class GraphNetwork(nn.Module):
         return _execute(self, self._to_tap, x)
 
     def values(self, x, names):
-        """Images [N,3,H,W] -> {node name: its value} for the named nodes; nothing beyond them is computed. "x" names the input."""
+        """Images [N,3,H,W] -> {node name: value} for the named nodes; nothing beyond them is computed. "x" names the input."""
         nodes = graph.nodes_by_name(self.description)
         for name in names:
             if name not in nodes and name != graph.INPUT:
@@ -69,7 +69,7 @@ class GraphNetwork(nn.Module):
         return self.get_submodule(self.description["head"])
 
     def replace_head(self, class_names):
-        """Put a fresh Linear (weights of deviation 0.01, zero bias) for these classes in place of the head; the description follows."""
+        """Put a fresh Linear (weights of deviation 0.01, zero bias) for these classes in the head's place, and describe it."""
         old = self.head
         head = nn.Linear(old.in_features, len(class_names))
         nn.init.normal_(head.weight, std=0.01)
@@ -128,9 +128,11 @@ def check_tensors(description, shapes):
     name, expected = description["name"], expected_shapes(description)
     for key, shape in expected.items():
         if key not in shapes:
-            raise UserError(f"network {name}: tensor {key!r} is missing{closest(key, [each for each in shapes if each not in expected])}")
+            spare = [each for each in shapes if each not in expected]
+            raise UserError(f"network {name}: tensor {key!r} is missing{closest(key, spare)}")
         if tuple(shapes[key]) != shape:
-            raise UserError(f"network {name}: tensor {key!r} has shape {list(shapes[key])} where its description says {list(shape)}")
+            found = list(shapes[key])
+            raise UserError(f"network {name}: tensor {key!r} has shape {found} where its description says {list(shape)}")
     for key in shapes:
         if key not in expected:
             raise UserError(f"network {name}: tensor {key!r} belongs to no node of its description")
@@ -187,7 +189,8 @@ def _steps(network, description, targets):
         holder, key = _holder(network, path) if path else (None, None)
         run = None if path else operations.FUNCTIONS[node["operation"]].run
         arguments = {name: value for name, value in node["arguments"].items() if value is not None}
-        steps.append(_Step(node["name"], None if holder is network else holder, key, run, inputs, places[node["name"]], arguments, done))
+        holder = None if holder is network else holder
+        steps.append(_Step(node["name"], holder, key, run, inputs, places[node["name"]], arguments, done))
     return steps
 
 

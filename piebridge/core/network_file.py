@@ -73,7 +73,8 @@ def _is_text(value):
 
 
 def _are_numbers(values):
-    return isinstance(values, list) and len(values) == 3 and all(type(each) in (int, float) and math.isfinite(each) for each in values)
+    return (isinstance(values, list) and len(values) == 3
+            and all(type(each) in (int, float) and math.isfinite(each) for each in values))
 
 
 def _is_normalization(value):
@@ -151,7 +152,7 @@ def _check_nesting(path, owners):
         parts = owner.split(".")
         for length in range(1, len(parts)):
             if ".".join(parts[:length]) in owners:
-                raise UserError(f"{path}: {owner!r} lies below {'.'.join(parts[:length])!r}, which is itself a module or parameter")
+                raise UserError(f"{path}: {owner!r} lies below {'.'.join(parts[:length])!r}, itself a module or parameter")
 
 
 def _check_references(path, description):
@@ -159,15 +160,15 @@ def _check_references(path, description):
     by_name = {node["name"]: node for node in description["nodes"]}
     output = by_name.get(description["output"])
     if output is None or output["operation"] != "Linear" or output["module"] != description["head"]:
-        raise UserError(f"{path}: the output {description['output']!r} must be the node of the head {description['head']!r}, a Linear")
+        raise UserError(f"{path}: output {description['output']!r} must be the node of head {description['head']!r}, a Linear")
     if output["inputs"] != [description["tap"]]:
         raise UserError(f"{path}: the tap {description['tap']!r} must be the input of the head, {output['inputs'][0]!r}")
     names = description["class_names"]
     if names is not None and len(names) != output["arguments"]["out_features"]:
         raise UserError(f"{path}: {len(names)} class names for a head of {output['arguments']['out_features']} outputs")
     for number, block in enumerate(description["blocks"]):
-        is_right = (isinstance(block, dict) and set(block) == {"name", "input", "output", "is_residual"} and _is_text(block["name"])
-                    and type(block["is_residual"]) is bool and isinstance(block["input"], str) and isinstance(block["output"], str)
+        is_right = (isinstance(block, dict) and set(block) == {"name", "input", "output", "is_residual"}
+                    and all(_is_text(block[key]) for key in ("name", "input", "output")) and type(block["is_residual"]) is bool
                     and block["output"] in by_name and (block["input"] in by_name or block["input"] == INPUT))
         if not is_right:
             raise UserError(f"{path}: block {number} must have a name, an input and an output that are nodes, and is_residual")

@@ -17,7 +17,7 @@ HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 STATE_DICT_SUFFIXES = (".pth", ".pt")
 INPUT_SIZE = (3, 224, 224)
 
-# build() -> nn.Module with random weights; normalization: (mean, std); interpolation and crop_fraction: as in the weights' training;
+# build() -> nn.Module, random weights; normalization: (mean, std); interpolation, crop_fraction: as the weights were evaluated;
 # averaged_heads: paths of two heads whose mean is the output, or None (see graph.join_averaged_heads)
 Architecture = namedtuple("Architecture", "build normalization interpolation crop_fraction weights averaged_heads")
 
@@ -26,8 +26,8 @@ def _from_torchvision(name):
     def build():
         from torchvision import models
         if not hasattr(models, name):
-            raise UserError(f"network {name}: this torchvision has no such model; install a newer one, or give network=FILE with a "
-                            ".safetensors network file made where there is one")
+            raise UserError(f"network {name}: this torchvision has no such model; install a newer one, or give network=FILE with "
+                            "a .safetensors network file made where there is one")
         return getattr(models, name)()
     return build
 
@@ -37,8 +37,8 @@ def _from_timm(name):
         try:
             import timm
         except ImportError:
-            raise UserError(f"network {name}: its architecture comes from timm; pip install 'piebridge[forge]', or give network=FILE "
-                            "with a .safetensors network file made where timm is installed") from None
+            raise UserError(f"network {name}: its architecture comes from timm; pip install 'piebridge[forge]', or give "
+                            "network=FILE with a .safetensors network file made where timm is installed") from None
         return timm.create_model(name)
     return build
 
@@ -67,10 +67,10 @@ ARCHITECTURES = {
 def load_network(name_or_path, is_pretrained=True, architecture=None):
     """A GraphNetwork in eval mode.
 
-    name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which `architecture`
-    names or the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or fetched), else random
-    ones that follow torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be had (with the
-    file to provide).
+    name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which
+    `architecture` names or the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or
+    fetched), else random ones that follow torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be
+    had (it names the file to provide).
     """
     text = str(name_or_path)
     suffix = Path(text).suffix.lower()
@@ -88,8 +88,8 @@ def load_network(name_or_path, is_pretrained=True, architecture=None):
 
 def _architecture(name):
     if name not in ARCHITECTURES:
-        raise UserError(f"unknown network {name!r}{closest(name, list(ARCHITECTURES))}; known: {', '.join(ARCHITECTURES)}, or give a "
-                        ".safetensors network file or a .pth state dict")
+        raise UserError(f"unknown network {name!r}{closest(name, list(ARCHITECTURES))}; known: {', '.join(ARCHITECTURES)}; or "
+                        "give a .safetensors network file or a .pth state dict")
     return ARCHITECTURES[name]
 
 

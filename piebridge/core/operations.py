@@ -243,8 +243,8 @@ def check_operation(where, operation):
     """Refuse an unknown operation by name, with the closest that is known. `where` begins the sentence."""
     known = list(MODULES) + list(FUNCTIONS) + [PARAMETER]
     if not isinstance(operation, str) or operation not in known:
-        raise UserError(f"{where}: unknown operation {operation!r:.60}{closest(operation, known)}; a network file may only use the operations "
-                        "that this version knows")
+        raise UserError(f"{where}: unknown operation {operation!r:.60}{closest(operation, known)}; a network file may only use "
+                        "the operations that this version knows")
 
 
 def check_arguments(where, operation, arguments, inputs):

