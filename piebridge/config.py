@@ -62,7 +62,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Cache:
-    kind: str = option("none", "what is kept across epochs", choices=("none", "features"))
+    kind: str = option("none", "what is kept across epochs; auto: features where that is exact", choices=("none", "features", "auto"))
 
 
 @dataclass(frozen=True)

@@ -4,26 +4,27 @@ import numpy as np
 
 
 class BridgeMap:
-    """y = x + (x - mean_x) W + (mean_y - mean_x): the proxy's features, moved to where the original's would be.
+    """y = mean_y + a (x - mean_x) + (x - mean_x) W: the proxy's features, moved to where the original's would be.
 
-    W [D, D] is kept as a product of two factors, since it is fitted on far fewer samples than it has columns.
+    `scale` a is one number (a lower resolution leaves less to average away, so features grow); W [D, D] is kept as a product of two
+    factors, since it is fitted on far fewer samples than it has columns.
     """
 
-    def __init__(self, mean_proxy, mean_original, left, right):
-        self.mean_proxy, self.mean_original, self.left, self.right = mean_proxy, mean_original, left, right
+    def __init__(self, scale, mean_proxy, mean_original, left, right):
+        self.scale, self.mean_proxy, self.mean_original, self.left, self.right = scale, mean_proxy, mean_original, left, right
 
     def __call__(self, features):
         """float32 [N, D] -> float32 [N, D]."""
         centred = features - self.mean_proxy
-        return centred + self.mean_original + (centred @ self.left) @ self.right
+        return self.mean_original + self.scale * centred + (centred @ self.left) @ self.right
 
 
-def fit_bridge_map(proxy, original, penalties=(0.01, 0.1, 1.0, 10.0)):
-    """Ridge regression of `original - proxy` on `proxy`, both float [N, D]; (BridgeMap, residuals [N]).
+def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
+    """Ridge regression of the original's features on the proxy's, both float [N, D]; (BridgeMap, residuals [N]).
 
-    With few samples the map must not wander far from the identity, so the *difference* of the features is regressed, and the penalty
-    (in units of the mean eigenvalue of the Gram matrix) is the one with the least leave-one-out error, which ridge regression gives
-    in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the original's norm: what the
+    With few samples the map must not wander far from a multiple of the identity, so what the best multiple leaves is regressed, and
+    the penalty (in units of the mean eigenvalue of the Gram matrix) is the one with the least leave-one-out error, which ridge
+    regression gives in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the original's norm: what the
     map leaves on samples that it has not seen, and so the label of the router.
     """
     proxy, original = np.asarray(proxy, np.float64), np.asarray(original, np.float64)
@@ -33,7 +34,9 @@ def fit_bridge_map(proxy, original, penalties=(0.01, 0.1, 1.0, 10.0)):
         raise ValueError("bridge map: features that are not finite")
     mean_proxy, mean_original = proxy.mean(0), original.mean(0)
     inputs = proxy - mean_proxy
-    targets = original - mean_original - inputs
+    targets = original - mean_original
+    multiple = float((inputs * targets).sum() / max((inputs ** 2).sum(), 1e-12))
+    targets = targets - multiple * inputs
     eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)  # dual form: N x N, N being the smaller side
     eigenvalues = np.maximum(eigenvalues, 0.0)
     rotated = vectors.T @ targets
@@ -51,4 +54,4 @@ def fit_bridge_map(proxy, original, penalties=(0.01, 0.1, 1.0, 10.0)):
     _, penalty, residuals = best
     dual = vectors @ (rotated / (eigenvalues + penalty * scale)[:, None])  # [N, D]
     as_float = [np.ascontiguousarray(array, dtype=np.float32) for array in (mean_proxy, mean_original, inputs.T, dual)]
-    return BridgeMap(*as_float), residuals
+    return BridgeMap(np.float32(multiple), *as_float), residuals

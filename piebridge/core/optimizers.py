@@ -11,9 +11,9 @@ def build_optimizer(parameters, settings):
     return OPTIMIZERS[settings.kind](list(parameters), settings)
 
 
-def learning_rate(settings, step, total_steps):
-    """Rate of the given step, counted from 0. cosine: lr/2 * (1 + cos(pi * step / total_steps))."""
-    return SCHEDULES[settings.schedule](settings.lr, step, total_steps)
+def learning_rate(settings, progress):
+    """Rate when the share `progress` (0..1) of the run is done. cosine: lr/2 * (1 + cos(pi * progress))."""
+    return SCHEDULES[settings.schedule](settings.lr, progress)
 
 
 def set_learning_rate(optimizer, rate):
@@ -33,6 +33,6 @@ def _sgd(parameters, settings):
 
 OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 SCHEDULES = {
-    "cosine": lambda lr, step, total: 0.5 * lr * (1 + math.cos(math.pi * step / max(1, total))),
-    "constant": lambda lr, step, total: lr,
+    "cosine": lambda lr, progress: 0.5 * lr * (1 + math.cos(math.pi * progress)),
+    "constant": lambda lr, progress: lr,
 }

@@ -1,14 +1,13 @@
 """The router gives every sample its level: level 0 is the original, higher levels are cheaper."""
 
 import numpy as np
-import torch
 
 
 class FixedRouter:
     """Every sample uses one level, always."""
 
-    def __init__(self, count, level=0):
-        self.levels = np.full(count, level, dtype=np.int64)
+    def __init__(self, levels):
+        self.levels = np.asarray(levels, dtype=np.int64)  # [samples]
 
     def update(self, indices, is_selected):
         pass
@@ -30,7 +29,7 @@ class DataAwareRouter(FixedRouter):
     """
 
     def __init__(self, levels, cheapest):
-        self.levels = np.asarray(levels, dtype=np.int64)
+        super().__init__(levels)
         self._cheapest = cheapest
         self._steps = np.zeros_like(self.levels)
 
@@ -51,46 +50,25 @@ class DataAwareRouter(FixedRouter):
         self._steps = np.array(state["steps"], dtype=np.int64)
 
 
-def image_descriptors(images):
-    """float32 [N, 3, H, W] normalised images -> float32 [N, 12]: what they lose at each halving of the resolution, and their colours.
-
-    A proxy at a lower resolution, or with fewer blocks, fails on images whose content is in fine detail; the energy that each octave
-    holds says so for a fraction of the cost of any network.
-    """
-    columns = [images.mean(dim=(2, 3)), images.std(dim=(2, 3))]
-    current = images
-    for _ in range(5):
-        if min(current.shape[-2:]) < 4:
-            break
-        smaller = torch.nn.functional.avg_pool2d(current, 2)
-        lost = (current ** 2).mean(dim=(1, 2, 3)) - (smaller ** 2).mean(dim=(1, 2, 3))  # Pythagoras: averaging is a projection
-        columns.append(torch.log(lost.clamp_min(1e-6))[:, None])
-        current = smaller
-    columns.append((images.amin(1) > images.amax() - 1e-3).float().mean(dim=(1, 2))[:, None])  # share of white paper
-    return torch.cat(columns, dim=1)
-
-
 class ResidualPredictor:
-    """Ridge regression of the log residual of a bridged proxy on image descriptors."""
+    """Ridge regression of a level's log residual on the direction of a proxy's features, in dual form (few samples, many columns)."""
 
-    def __init__(self, descriptors, residuals, penalty=1.0):
-        descriptors = np.asarray(descriptors, np.float64)
-        self._mean, self._scale = descriptors.mean(0), descriptors.std(0) + 1e-6
-        inputs = (descriptors - self._mean) / self._scale
-        targets = np.log(np.asarray(residuals, np.float64) + 1e-6)
+    def __init__(self, features, residuals, penalty=0.1):
+        """features: float [N, D] of the calibration images through one proxy; residuals: float [N] of the level that is predicted."""
+        inputs = _unit_rows(features)
+        self._mean = inputs.mean(0)
+        inputs = inputs - self._mean
+        targets = np.log(np.asarray(residuals, np.float64) + 1e-9)
         self._offset = targets.mean()
-        gram = inputs.T @ inputs + penalty * np.eye(inputs.shape[1])
-        self._weights = np.linalg.solve(gram, inputs.T @ (targets - self._offset))
+        gram = inputs @ inputs.T
+        damped = gram + penalty * max(np.trace(gram) / len(gram), 1e-12) * np.eye(len(gram))
+        self._weights = inputs.T @ np.linalg.solve(damped, targets - self._offset)
 
-    def __call__(self, descriptors):
-        """float [N, F] -> predicted relative residual, float [N]."""
-        inputs = (np.asarray(descriptors, np.float64) - self._mean) / self._scale
-        return np.exp(self._offset + inputs @ self._weights)
+    def __call__(self, features):
+        """float [N, D] -> predicted relative residual, float [N]."""
+        return np.exp(self._offset + (_unit_rows(features) - self._mean) @ self._weights)
 
 
-def levels_by_residual(predictions, tolerance):
-    """predictions: float [L, N], predicted residual of level l + 1 for each sample -> int [N]: the cheapest level within `tolerance`, else 0."""
-    levels = np.zeros(predictions.shape[1], dtype=np.int64)
-    for level, row in enumerate(predictions, start=1):
-        levels[row <= tolerance] = level
-    return levels
+def _unit_rows(features):
+    features = np.asarray(features, np.float64)
+    return features / (np.linalg.norm(features, axis=1, keepdims=True) + 1e-12)

@@ -7,8 +7,8 @@ def epoch_batches(count, batch_size, seed, epoch, levels=None):
     """Lists of sample indices for one epoch; a pure function of its arguments, so that a resumed run sees the same batches.
 
     Without `levels` it is a shuffle cut into batches. With `levels` (int array [count]) samples are sorted by level and shuffled
-    within one, so that a mini-batch has one level and each network is loaded once (PieBridge, mini-batch re-organisation); the last
-    batch of a level may be smaller.
+    within one, so that a mini-batch has one level and each network is loaded once (PieBridge, mini-batch re-organisation); the
+    last batch of a level may be smaller.
     """
     order = np.random.RandomState(_epoch_seed(seed, epoch)).permutation(count)
     if levels is None:

@@ -1,0 +1,88 @@
+"""An exact feature cache on disk: rows in a fixed order, written in chunks, each chunk with a checksum.
+
+A killed process loses nothing that it had written, and a torn write is found by its checksum and computed again, so no write has
+to be synced while training. The whole file is bound to a key (network, data, transform, backend, samples): another key, a new file.
+"""
+
+import json
+import zlib
+
+import numpy as np
+
+from piebridge.core.files import sha256_of_json, write_json
+
+_CHUNK = np.dtype([("is_done", np.uint8), ("checksum", np.uint32)])
+
+
+class FeatureCache:
+    """float32 rows of `width` for the samples `indices` (list of int), in `folder`.
+
+    Chunk k holds the samples indices[k * chunk_size : (k + 1) * chunk_size]; they are computed together, so that a resumed run
+    computes what it lacks in the same batches and gets the same bits.
+    """
+
+    def __init__(self, folder, key, indices, width, chunk_size):
+        self.indices = [int(index) for index in indices]
+        self.chunk_size = chunk_size
+        self.chunks = [self.indices[start:start + chunk_size] for start in range(0, len(self.indices), chunk_size)]
+        self._row_of = {index: row for row, index in enumerate(self.indices)}
+        digest = sha256_of_json({"key": key, "indices": self.indices, "width": width, "chunk_size": chunk_size})
+        folder.mkdir(parents=True, exist_ok=True)
+        header = folder / "key.json"
+        shapes = {"features.f32": (np.dtype(np.float32), (max(1, len(self.indices)), width)),
+                  "chunks.index": (_CHUNK, (max(1, len(self.chunks)),))}
+        is_ours = _read_json(header) == {"key": digest} and all(_has_size(folder / name, *shape) for name, shape in shapes.items())
+        if not is_ours and header.exists():
+            header.unlink()
+        mode = "r+" if is_ours else "w+"
+        self._rows, self._index = [np.memmap(str(folder / name), dtype, mode, shape=shape)
+                                   for name, (dtype, shape) in shapes.items()]
+        if not is_ours:
+            write_json(header, {"key": digest})
+
+    def missing_chunks(self):
+        """Numbers of the chunks that have to be computed: never written, or damaged since."""
+        return [number for number in range(len(self.chunks))
+                if not self._index["is_done"][number] or self._checksum(number) != self._index["checksum"][number]]
+
+    def write(self, number, features):
+        """Store chunk `number`: float32 [samples of the chunk, width]."""
+        self._rows[self._span(number)] = features
+        self._index[number] = (1, self._checksum(number))
+
+    def read(self, indices):
+        """Samples (list of int) -> float32 [B, width], a copy."""
+        return self._rows[[self._row_of[index] for index in indices]]
+
+    def _span(self, number):
+        start = number * self.chunk_size
+        return slice(start, start + len(self.chunks[number]))
+
+    def _checksum(self, number):
+        return zlib.crc32(np.ascontiguousarray(self._rows[self._span(number)]).tobytes())
+
+
+class CacheGroup:
+    """Several caches, each for its own samples, read as one."""
+
+    def __init__(self, caches):
+        """caches: list of (FeatureCache, samples to read from it)."""
+        self._cache_of = {int(index): cache for cache, indices in caches for index in indices}
+
+    def read(self, indices):
+        """Samples (list of int) -> float32 [B, width]."""
+        first = self._cache_of[indices[0]]
+        if all(self._cache_of[index] is first for index in indices):
+            return first.read(indices)
+        return np.concatenate([self._cache_of[index].read([index]) for index in indices])
+
+
+def _has_size(path, dtype, shape):
+    return path.is_file() and path.stat().st_size == dtype.itemsize * int(np.prod(shape))
+
+
+def _read_json(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

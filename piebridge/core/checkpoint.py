@@ -1,0 +1,95 @@
+"""Checkpoints: one atomic file of tensors and JSON, no pickle, written beside the training thread."""
+
+import json
+import threading
+
+import torch
+
+from piebridge.core.safetensors_file import read_safetensors, write_safetensors
+
+STATE_FILE = "state.safetensors"
+
+
+def pack_optimizer(optimizer):
+    """torch optimizer -> (tensors by name, JSON-able rest)."""
+    tensors, numbers = {}, {}
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, value in entries.items():
+            key = f"optimizer/{index}/{name}"
+            if torch.is_tensor(value):
+                tensors[key] = value
+            elif value is not None:
+                numbers[key] = value
+    return tensors, numbers
+
+
+def unpack_optimizer(optimizer, tensors, numbers):
+    """The inverse of `pack_optimizer`, into an optimizer over the same parameters."""
+    state = {}
+    for key, value in list(tensors.items()) + list(numbers.items()):
+        if key.startswith("optimizer/"):
+            _, index, name = key.split("/", 2)
+            state.setdefault(int(index), {})[name] = value
+    full = optimizer.state_dict()
+    full["state"] = state
+    optimizer.load_state_dict(full)
+
+
+def read_checkpoint(folder):
+    """(tensors, facts) of the checkpoint in `folder`, or None where there is none."""
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    tensors, metadata = read_safetensors(path)
+    return tensors, json.loads(metadata["facts"])
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread of its own, the newest one winning when the disk is slower than the training.
+
+    `save` copies the tensors (training changes them in place at once) and returns; `close` waits until the last one is on the disk.
+    An error of the thread, such as a full disk, is raised by the next call.
+    """
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._pending = None
+        self._error = None
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def save(self, tensors, facts, then=lambda: None):
+        """Write the checkpoint, then call `then` (in the thread): what a reader sees beside it is never newer than the checkpoint."""
+        self._raise_error()
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        with self._changed:
+            self._pending = (copies, json.dumps(facts), then)
+            self._changed.notify()
+
+    def close(self):
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+        self._raise_error()
+
+    def _run(self):
+        while True:
+            with self._changed:
+                while self._pending is None and not self._is_closed:
+                    self._changed.wait()
+                if self._pending is None:
+                    return
+                (tensors, facts, then), self._pending = self._pending, None
+            try:
+                write_safetensors(self._folder / STATE_FILE, tensors, {"facts": facts})
+                then()
+            except Exception as error:  # handed to the training thread, which is the one that can end the run
+                self._error = error
+
+    def _raise_error(self):
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error

@@ -1,0 +1,158 @@
+"""THE training loop. Methods differ by the objects they pass in, never by a branch in here."""
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from tqdm import tqdm
+
+from piebridge.core.checkpoint import pack_optimizer, unpack_optimizer
+from piebridge.core.errors import RunFailed
+from piebridge.core.optimizers import learning_rate
+from piebridge.core.sampler import epoch_batches
+
+LOG = logging.getLogger(__name__)
+PHASES = ("setup", "probe", "proxies", "cache", "decode", "frozen", "trainable", "checkpoint", "other")
+
+
+@dataclass
+class Parts:
+    """What a method brings to the loop."""
+
+    source: Any  # stream(batches, epoch) -> (indices, inputs); needs_level_batches; usable: indices of the training samples
+    step: Any  # step(inputs, labels, gate, progress) -> (losses, is_selected)
+    gate: Any
+    router: Any
+    labels: torch.Tensor  # int64 [samples]
+    validate: Callable  # trainable -> (accuracy, loss)
+    settings: Any  # the optimizer section, for the learning rate that is reported
+    epochs: int
+    batch_size: int
+    seed: int
+    describe_sample: Callable = str  # sample index -> its file name, for errors
+
+
+@dataclass
+class Progress:
+    """Where a run stands; everything here is in the checkpoint."""
+
+    epoch: int = 0
+    batch: int = 0  # batches of this epoch that are done
+    loss_sum: float = 0.0
+    seen: int = 0
+    selected: int = 0
+    best_accuracy: Optional[float] = None
+    best_loss: Optional[float] = None
+    best_epoch: Optional[int] = None
+    rows: List[Dict[str, Any]] = field(default_factory=list)
+
+
+def run_loop(parts, progress, best, clock, checkpoints, interrupt):
+    """Train from `progress` on to the last epoch. `best` (dict of tensors) receives the best trainable state on validation.
+
+    `checkpoints` is a Saver: `due()` and `save(is_epoch_end)`.
+    """
+    total = parts.epochs
+    for epoch in range(progress.epoch, total):
+        levels = parts.router.levels[parts.source.usable] if parts.source.needs_level_batches else None
+        batches = [[parts.source.usable[i] for i in batch]
+                   for batch in epoch_batches(len(parts.source.usable), parts.batch_size, parts.seed, epoch, levels)]
+        stream = parts.source.stream(batches[progress.batch:], epoch, parts.router.levels)
+        bar = tqdm(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch", delay=2, leave=False,
+                   disable=None)
+        with contextlib.closing(stream), bar:
+            for indices, inputs in stream:
+                with clock.phase("trainable"):
+                    _train_batch(parts, progress, indices, inputs, (epoch + progress.batch / len(batches)) / total)
+                progress.batch += 1
+                bar.update()
+                if interrupt.signal_name or checkpoints.due():
+                    checkpoints.save()
+                    interrupt.check()
+        parts.router.end_epoch()
+        _end_epoch(parts, progress, best, clock, epoch)
+        checkpoints.save(is_epoch_end=True)
+        interrupt.check()
+
+
+def _train_batch(parts, progress, indices, inputs, share_done):
+    if not indices:  # all images of the batch turned out to be unreadable
+        return
+    losses, is_selected = parts.step(inputs, parts.labels[indices], parts.gate, share_done)
+    if not bool(torch.isfinite(losses).all()):
+        names = ", ".join(parts.describe_sample(index) for index in indices[:8])
+        raise RunFailed(f"the loss is not a finite number after {progress.batch} batches of epoch {progress.epoch + 1} on: {names}; "
+                        "lower optimizer.lr, or look at these images")
+    parts.router.update(indices, is_selected)
+    progress.loss_sum += float(losses.sum())
+    progress.seen += len(indices)
+    progress.selected += int(is_selected.sum())
+
+
+def _end_epoch(parts, progress, best, clock, epoch):
+    with clock.evaluation():
+        accuracy, loss = parts.validate(parts.step.trainable)
+    if _is_better(accuracy, loss, progress):
+        progress.best_accuracy, progress.best_loss, progress.best_epoch = accuracy, loss, epoch + 1
+        best.clear()
+        best.update({name: tensor.detach().clone() for name, tensor in parts.step.trainable.state_dict().items()})
+    seen = max(1, progress.seen)
+    row = {
+        "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, (epoch + 1) / parts.epochs):.6g}",
+        "train_loss": round(progress.loss_sum / seen, 6), "selected_share": round(progress.selected / seen, 4),
+        "mean_level": round(float(parts.router.levels.mean()), 4),
+        "val_accuracy": None if accuracy is None else round(accuracy, 6), "val_loss": None if loss is None else round(loss, 6),
+        "train_seconds": round(clock.train_seconds, 3),
+    }
+    phases = clock.phases
+    row.update({f"{name}_seconds": round(phases.get(name, 0.0), 3) for name in PHASES})
+    progress.rows.append(row)
+    progress.epoch, progress.batch, progress.loss_sum, progress.seen, progress.selected = epoch + 1, 0, 0.0, 0, 0
+    LOG.info("epoch %d/%d: validation accuracy %s, train loss %.4f, %.1f s of training so far", epoch + 1, parts.epochs,
+             "n/a" if accuracy is None else f"{100 * accuracy:.2f} %", row["train_loss"], row["train_seconds"])
+
+
+def _is_better(accuracy, loss, progress):
+    """More validation images right, or as many at a lower loss. Without validation images the last epoch counts."""
+    if accuracy is None or progress.best_accuracy is None:
+        return True
+    return (accuracy, -loss) > (progress.best_accuracy, -progress.best_loss)
+
+
+class Saver:
+    """Takes and restores checkpoints of a loop's parts."""
+
+    def __init__(self, parts, progress, best, clock, writer, run_folder, seconds):
+        self._parts, self._progress, self._best, self._clock = parts, progress, best, clock
+        self._writer, self._run_folder, self._seconds = writer, run_folder, seconds
+        self._last = clock.wall_seconds
+
+    def due(self):
+        return self._clock.wall_seconds - self._last >= self._seconds
+
+    def save(self, is_epoch_end=False):
+        with self._clock.phase("checkpoint"):
+            step, progress = self._parts.step, self._progress
+            tensors, numbers = pack_optimizer(step.optimizer)
+            tensors.update({f"trainable/{name}": tensor for name, tensor in step.trainable.state_dict().items()})
+            tensors.update({f"best/{name}": tensor for name, tensor in self._best.items()})
+            tensors["random/torch"] = torch.get_rng_state()
+            facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "optimizer": numbers,
+                     "gate": self._parts.gate.state(), "router": self._parts.router.state(), "clock": self._clock.state(),
+                     "usable": [int(i) for i in self._parts.source.usable]}
+            rows = list(progress.rows)
+            self._writer.save(tensors, facts, then=(lambda: self._run_folder.write_metrics(rows)) if is_epoch_end else lambda: None)
+            self._last = self._clock.wall_seconds
+
+    def restore(self, tensors, facts):
+        step = self._parts.step
+        step.trainable.load_state_dict({name[len("trainable/"):]: tensor for name, tensor in tensors.items() if name.startswith("trainable/")})
+        self._best.update({name[len("best/"):]: tensor for name, tensor in tensors.items() if name.startswith("best/")})
+        unpack_optimizer(step.optimizer, tensors, facts["optimizer"])
+        torch.set_rng_state(tensors["random/torch"])
+        self._parts.gate.restore(facts["gate"])
+        self._parts.router.restore(facts["router"])
+        vars(self._progress).update(facts["progress"])
+        self._clock.restore(facts["clock"])

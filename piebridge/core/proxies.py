@@ -1,0 +1,114 @@
+"""Proxies that a device can make by itself: lower resolution, dropped blocks, int8; statistics redone, bridged in closed form."""
+
+import logging
+import re
+from collections import namedtuple
+
+import torch
+from torch import nn
+
+from piebridge.core.errors import UserError
+
+LOG = logging.getLogger(__name__)
+_SPEC = re.compile(r"(?P<resolution>\d+)px(-drop(?P<dropped>\d+))?(-(?P<precision>int8))?$")
+
+
+class ProxySpec(namedtuple("ProxySpec", "resolution dropped precision")):
+    """What a proxy is: input pixels, number of dropped blocks, `float` or `int8`."""
+
+    def __str__(self):
+        return (f"{self.resolution}px" + (f"-drop{self.dropped}" if self.dropped else "")
+                + ("-int8" if self.precision == "int8" else ""))
+
+
+def parse_spec(text):
+    """`160px`, `224px-drop2`, `192px-drop1-int8` -> ProxySpec. Raises UserError for anything else."""
+    match = _SPEC.match(text)
+    if not match:
+        raise UserError(f"proxies.levels: '{text}' is not a proxy; write PIXELSpx[-dropN][-int8], for example 160px or 224px-drop2-int8")
+    return ProxySpec(int(match.group("resolution")), int(match.group("dropped") or 0), match.group("precision") or "float")
+
+
+def make_proxy(network, spec, images):
+    """The proxy network of `spec`: shares the original's weights, has batch-norm statistics of its own (still the original's).
+
+    images: float32 [N, 3, S, S] normalised, unlabelled; they show which blocks can go.
+    """
+    return network.without_blocks(blocks_to_drop(network, spec.dropped, images)).eval()
+
+
+def blocks_to_drop(network, count, images):
+    """Names of the `count` residual blocks that change their input least, by the relative norm of their residual branch.
+
+    images: float32 [N, 3, S, S]. Raises UserError where the network has fewer such blocks.
+    """
+    if not count:
+        return []
+    blocks = [block for block in network.description["blocks"] if block["is_residual"]]
+    if len(blocks) < count:
+        raise UserError(f"network {network.description['name']}: has {len(blocks)} blocks that can be dropped, a proxy asks for {count}")
+    names = {name for block in blocks for name in (block["input"], block["output"])}
+    with torch.no_grad():
+        values = network.values(images, names)
+    changes = {block["name"]: float((values[block["output"]] - values[block["input"]]).norm() / values[block["output"]].norm())
+               for block in blocks}
+    return sorted(changes, key=changes.get)[:count]
+
+
+def match_batch_norm(original, proxy, images, proxy_images):
+    """Redo the proxy's batch-norm statistics so that each layer's output has the mean and deviation that the original's has.
+
+    Both see the same images (float32 [N, 3, S, S], each at its own resolution), in one batch. Statistics taken from these images
+    alone would replace those of the pretraining data, which the original keeps: measured, that costs 0.2 of cosine. So only the
+    *difference* between the two networks is taken out: with r = deviation of the proxy's layer input over the original's,
+    sqrt(var') = r sqrt(var) and mean' = mean of the proxy's input - r (mean of the original's input - mean). Layers are redone in
+    order, each on what the layers before it now give.
+    """
+    moments = {}
+
+    def collect(name):
+        return lambda layer, inputs: moments.__setitem__(name, _moments(inputs[0]))
+
+    def redo(name):
+        def hook(layer, inputs):
+            (mean, variance), (original_mean, original_variance) = _moments(inputs[0]), moments[name]
+            ratio = (variance + layer.eps) / (original_variance + layer.eps)
+            layer.running_mean.copy_(mean - ratio.sqrt() * (original_mean - layer.running_mean))
+            layer.running_var.copy_((layer.running_var + layer.eps) * ratio - layer.eps)
+        return hook
+
+    for network, batch, make_hook in ((original, images, collect), (proxy, proxy_images, redo)):
+        handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.named_modules()
+                   if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        with torch.no_grad():
+            network.features(batch)
+        for handle in handles:
+            handle.remove()
+
+
+def _moments(values):
+    dimensions = (0,) + tuple(range(2, values.dim()))
+    return values.mean(dimensions), values.var(dimensions)
+
+
+def macs_share(network, spec):
+    """Cost of a proxy relative to the original, from its pixels and the number of its blocks; int8 counts half."""
+    blocks = max(1, len(network.description["blocks"]))
+    share = (spec.resolution / network.description["input_size"][-1]) ** 2 * (1 - spec.dropped / (blocks + 1))
+    return share * (0.5 if spec.precision == "int8" else 1.0)
+
+
+def expected_milliseconds(costs, shares, original, epochs):
+    """Frozen cost of one sample over a run, in ms.
+
+    costs, shares: of each proxy, dearest first: one forward in ms, and the share of samples whose residual it keeps within the
+    tolerance. original: one forward of the original. The first pass tries the cheapest level, then dearer ones, until one is
+    accepted; in later epochs the level is known.
+    """
+    first_pass, later, pending = 0.0, 0.0, 1.0
+    for cost, share in zip(reversed(costs), reversed(shares)):
+        first_pass += pending * cost
+        served = max(0.0, share - (1 - pending))  # a cheap level's samples are among those of a dearer one
+        later += served * cost
+        pending -= served
+    return first_pass + pending * original + (epochs - 1) * (later + pending * original)

@@ -1,0 +1,100 @@
+"""Where the trainable part's inputs come from: images, frozen segments, or a cache of what they gave."""
+
+import contextlib
+import itertools
+
+import torch
+from tqdm import tqdm
+
+
+class Level:
+    """One network that can serve a sample: level 0 is the original.
+
+    loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> features [N, D]; bridge: features -> features in
+    the original's latent space, or None where they are in it.
+    """
+
+    def __init__(self, name, loader, segment, bridge=None):
+        self.name, self.loader, self.segment, self.bridge = name, loader, segment, bridge
+
+    def features(self, images):
+        features = self.segment(images)
+        return features if self.bridge is None else torch.from_numpy(self.bridge(features.numpy()))
+
+
+class ImageSource:
+    """The images themselves, for a trainable part that starts at the input (FTAll)."""
+
+    needs_level_batches = False
+
+    def __init__(self, loader, usable, view_seed, device, clock):
+        self.usable = usable
+        self._loader, self._view_seed, self._device, self._clock = loader, view_seed, device, clock
+
+    def stream(self, batches, epoch, levels):
+        """Yield (indices, images float32 [B, 3, S, S]) for each list of sample indices."""
+        for indices, images in timed(self._loader.batches(batches, self._view_seed(epoch)), self._clock):
+            yield indices, images.to(self._device)
+
+
+class FrozenSource:
+    """Features of frozen networks, computed batch by batch, each epoch anew."""
+
+    def __init__(self, levels, usable, view_seed, device, clock):
+        self.levels, self.usable = levels, usable
+        self.needs_level_batches = len(levels) > 1
+        self._view_seed, self._device, self._clock = view_seed, device, clock
+
+    def stream(self, batches, epoch, levels):
+        """Yield (indices, features float32 [B, D]); all samples of a batch must have one level."""
+        for level, group in itertools.groupby(batches, key=lambda batch: int(levels[batch[0]])):
+            current = self.levels[level]
+            for indices, images in timed(current.loader.batches(list(group), self._view_seed(epoch)), self._clock):
+                with self._clock.phase("frozen"):
+                    features = current.features(images).to(self._device) if indices else images
+                yield indices, features
+
+
+class CachedSource:
+    """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
+
+    needs_level_batches = False
+
+    def __init__(self, caches, usable, device, clock):
+        self.usable = usable
+        self._caches, self._device, self._clock = caches, device, clock
+
+    def stream(self, batches, epoch, levels):
+        """Yield (indices, features float32 [B, D])."""
+        for indices in batches:
+            with self._clock.phase("cache"):
+                features = torch.from_numpy(self._caches.read(indices)).to(self._device)
+            yield indices, features
+
+
+def fill_cache(cache, level, view_seed, clock, interrupt):
+    """Compute the chunks that `cache` lacks through `level`; returns the cache."""
+    with clock.phase("cache"):
+        missing = cache.missing_chunks()
+    total = sum(len(cache.chunks[number]) for number in missing)
+    bar = tqdm(total=total, desc=f"features ({level.name})", unit="image", delay=2, leave=False, disable=None)
+    with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
+        for number, (indices, images) in zip(missing, timed(batches, clock)):
+            with clock.phase("frozen"):
+                features = level.features(images).cpu().numpy()
+            with clock.phase("cache"):
+                cache.write(number, features)
+            bar.update(len(indices))
+            interrupt.check()
+    return cache
+
+
+def timed(batches, clock):
+    """Pass batches on, charging the wait for each to the phase `decode`."""
+    with contextlib.closing(batches):
+        while True:
+            with clock.phase("decode"):
+                item = next(batches, None)
+            if item is None:
+                return
+            yield item
