@@ -104,6 +104,16 @@ def drop_blocks(description, names):
     return description
 
 
+def put_below(description, prefix):
+    """A copy in which every module and parameter sits one level lower, below `prefix`."""
+    description = copy.deepcopy(description)
+    for holder in [description] + description["nodes"]:
+        for key in ("head", "module", "parameter"):
+            if key in holder:
+                holder[key] = prefix + "." + holder[key]
+    return description
+
+
 def _droppable(description, name):
     blocks = {block["name"]: block for block in description["blocks"]}
     if name not in blocks:

@@ -94,6 +94,15 @@ class GraphNetwork(nn.Module):
             module.training = self.get_submodule(path).training
         return network
 
+    def below(self, prefix):
+        """The same network with each module's path below `prefix`, all tensors shared: for exporters that find modules as attributes.
+
+        In MobileNetV3, `features` would name both a method here and a module.
+        """
+        tensors = dict(self.named_buffers(), **dict(self.named_parameters()))
+        tensors = {prefix + "." + key: tensor for key, tensor in tensors.items()}
+        return GraphNetwork(graph.put_below(self.description, prefix), tensors).train(self.training)
+
     def fingerprint(self):
         """sha256 (hex) over the description and every tensor's name, type, shape and bytes."""
         digest = hashlib.sha256(sha256_of_json(self.description).encode("ascii"))

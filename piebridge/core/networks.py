@@ -64,13 +64,13 @@ ARCHITECTURES = {
 }
 
 
-def load_network(name_or_path, is_pretrained=True, architecture=None):
+def load_network(name_or_path, is_pretrained=True, architecture=None, trust_pickle=False):
     """A GraphNetwork in eval mode.
 
     name_or_path: a known name, a `.safetensors` network file, or a `.pth` state dict of a known architecture, which
     `architecture` names or the file's name begins with. is_pretrained: for a name, ImageNet weights (installed, cached, or
-    fetched), else random ones that follow torch's seed. UserError for an unknown name, a file that does not fit, or weights that cannot be
-    had (it names the file to provide).
+    fetched), else random ones that follow torch's seed. trust_pickle: also read a `.pth` that holds a pickled module, which can
+    run any code. UserError for an unknown name, a file that does not fit, or weights that cannot be had (with the file to give).
     """
     text = str(name_or_path)
     suffix = Path(text).suffix.lower()
@@ -78,12 +78,12 @@ def load_network(name_or_path, is_pretrained=True, architecture=None):
         return load_network_file(text)
     if suffix in STATE_DICT_SUFFIXES:
         name = architecture or _architecture_of(text)
-        return _with_tensors(name, _architecture(name), text, False)
+        return _with_tensors(name, _architecture(name), state_dicts.read_state_dict(text, trust_pickle), text)
     known = _architecture(text)
     if not is_pretrained:
         return _captured(text, known)
     path, is_by_order = weights.find_weights(text, known.weights)
-    return _with_tensors(text, known, path, is_by_order)
+    return _with_tensors(text, known, state_dicts.read_state_dict(path, trust_pickle), path, is_by_order)
 
 
 def _architecture(name):
@@ -106,8 +106,7 @@ def _captured(name, known):
     return capture.capture(known.build(), name, INPUT_SIZE, mean, std, known.interpolation, known.crop_fraction)
 
 
-def _with_tensors(name, known, path, is_by_order):
-    tensors = state_dicts.read_state_dict(path)
+def _with_tensors(name, known, tensors, path, is_by_order=False):
     with torch.random.fork_rng(devices=[]):  # the random weights, soon replaced, must not move the caller's seed
         network = _captured(name, known)
         if not is_by_order:

@@ -16,10 +16,11 @@ _PLAIN_STORAGES = ("FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Stor
                    "CharStorage", "ByteStorage", "BoolStorage")
 
 
-def read_state_dict(path):
-    """{key: tensor on the CPU} from a `.pth` or `.pt` file; nothing in the file is run.
+def read_state_dict(path, trust_pickle=False):
+    """{key: tensor on the CPU} from a `.pth` or `.pt` file; nothing in the file is run, unless `trust_pickle` allows it.
 
     UserError for a file that is missing, no torch file, a TorchScript archive, or a pickle of more than tensors (a whole module).
+    With `trust_pickle`, of a pickled module its state dict is taken.
     """
     path = Path(path)
     if not path.is_file():
@@ -27,7 +28,10 @@ def read_state_dict(path):
     if _is_torchscript(path):
         raise UserError(f"{path}: a TorchScript archive, not a state dict; save the module's state_dict() instead")
     try:
-        content = _load_weights_only(path) if compat.HAS_WEIGHTS_ONLY else load_restricted(path)
+        if trust_pickle:
+            content = _load(path, weights_only=False)
+        else:
+            content = _load(path, weights_only=True) if compat.HAS_WEIGHTS_ONLY else load_restricted(path)
     except pickle.UnpicklingError as error:
         raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({_first_line(error)}); save "
                         "the module's state_dict(), or give trust_pickle=true if you trust whoever made the file") from None
@@ -36,14 +40,15 @@ def read_state_dict(path):
     return _tensors_of(path, content)
 
 
-def _load_weights_only(path):
-    return torch.load(str(path), map_location="cpu", weights_only=True)
-
-
 def load_restricted(path):
     """torch.load with an unpickler that knows tensors and nothing else, for a torch that has no weights_only."""
-    arguments = {"weights_only": False} if compat.HAS_WEIGHTS_ONLY else {}
-    return torch.load(str(path), map_location="cpu", pickle_module=_RestrictedPickle, **arguments)
+    return _load(path, weights_only=False, pickle_module=_RestrictedPickle)
+
+
+def _load(path, weights_only, **arguments):
+    if compat.HAS_WEIGHTS_ONLY:
+        arguments["weights_only"] = weights_only
+    return torch.load(str(path), map_location="cpu", **arguments)
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
@@ -78,6 +83,8 @@ def _is_torchscript(path):
 
 
 def _tensors_of(path, content):
+    if isinstance(content, torch.nn.Module):  # comes so far only with trust_pickle
+        content = content.state_dict()
     for key in _WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
