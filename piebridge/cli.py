@@ -23,7 +23,11 @@ def train(arguments):
     from piebridge.training import train as run
 
     result = run(arguments.run, **parse_overrides(arguments.words))
-    print("\n".join(result.summary()))
+    accuracy = result.results["test_accuracy"]
+    print(f"{result.method} on {result.dataset}: test accuracy {'n/a' if accuracy is None else f'{100 * accuracy:.2f} %'}, "
+          f"{result.results['train_seconds']:.1f} s of training ({result.results['wall_seconds']:.1f} s in all)\n"
+          f"run folder     {result.folder}\n"
+          f"tuned network  {result.folder / 'tuned.safetensors'}")
 
 
 def predict(arguments):

@@ -76,7 +76,7 @@ def test_the_python_example_uses_what_the_package_offers():
 def test_links_and_paths_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-    for path in re.findall(r"`((?:scripts|res/train_log|datasets|doc)[\w/.]*)`", README):
+    for path in re.findall(r"`((?:scripts|res/train_log|datasets|doc)(?:/[\w/.]*)?)`", README):
         assert (ROOT / path).exists(), path
 
 
