@@ -95,9 +95,9 @@ class GraphNetwork(nn.Module):
         return network
 
     def below(self, prefix):
-        """The same network with each module's path below `prefix`, all tensors shared: for exporters that find modules as attributes.
+        """The same network with each module's path below `prefix`, all tensors shared.
 
-        In MobileNetV3, `features` would name both a method here and a module.
+        For exporters, which find modules as attributes: MobileNetV3's module `features` has the name of a method here.
         """
         tensors = dict(self.named_buffers(), **dict(self.named_parameters()))
         tensors = {prefix + "." + key: tensor for key, tensor in tensors.items()}
