@@ -216,8 +216,10 @@ def _flatten(t, node, input, start_dim=0, end_dim=-1):
 
 
 def _expand(t, node, input, *_, **__):
-    before, after = t.runs[0][input], t.batch_free_shape(node)
-    if len(before) != len(after) or before[0] != 1 or after[0] != -1 or list(before[1:]) != after[1:]:
+    before, after = t.batch_free_shape(input), t.batch_free_shape(node)
+    if before == after:
+        return _alias(t, node, input)
+    if len(before) != len(after) or before[0] != 1 or after[0] != -1 or before[1:] != after[1:]:
         t.refuse(f"{node.name!r}: expand to {after}, other than along the batch")
     t.emit(node, "expand_batch", [t.names[input], graph.INPUT])
 

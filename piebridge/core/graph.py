@@ -126,7 +126,10 @@ def _droppable(description, name):
 
 
 def limit_inplace(nodes):
-    """Turn `inplace` off wherever the overwritten value has another reader or may share memory with one."""
+    """Turn `inplace` off wherever the overwritten value has another reader or may share memory with one.
+
+    So a description means the same whether or not a backend works in place.
+    """
     by_name = {node["name"]: node for node in nodes}
     readers = {}
     for node in nodes:

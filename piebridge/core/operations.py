@@ -189,7 +189,7 @@ def attention(query, key, value):
     return torch.matmul(torch.softmax(scores, dim=-1), value)
 
 
-def _slice(x, dim, start, stop):
+def _slice(x, dim, start=None, stop=None):
     return x[(slice(None),) * (dim % x.dim()) + (slice(start, stop),)]
 
 
