@@ -140,5 +140,5 @@ def _compare(network, run, batch):
     if not error <= TOLERANCE:
         name = network.description["name"]
         raise UserError(f"network {name}: the captured graph differs from the module by {error:.1e} (relative; at most "
-                        f"{TOLERANCE:.0e} is allowed): one of its modules does other than the torch.nn class that it derives from, "
-                        "or overwrites a value that is read again")
+                        f"{TOLERANCE:.0e} is allowed): one of its modules does other than the torch.nn class that it derives "
+                        "from, or overwrites a value that is read again")
