@@ -35,7 +35,7 @@ def examine(root="/"):
     facts = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: (package_version if name in LOOKED_UP else _imported_version)(name) for name in PACKAGES},
         "device": _device(root),
         "memory": _memory(root),
         "disk_free_gib": _disk_free_gib(Path.cwd()),
@@ -98,13 +98,16 @@ def render(facts):
     return "\n".join(lines + [""] + todo)
 
 
-def _version(name):
-    """Version of a package; None where it is missing, or why it does not load. What is only sometimes needed is not imported."""
-    if name in LOOKED_UP:
-        try:
-            return importlib.import_module("importlib.metadata").version(name)
-        except ImportError:  # no such package, or a Python before 3.8: the import below has the last word
-            pass
+def package_version(name):
+    """Version of the package that `import NAME` would give, or None. It is not imported where Python can look it up (since 3.8)."""
+    try:
+        return importlib.import_module("importlib.metadata").version(PROJECT_NAMES.get(name, name))
+    except ImportError:  # no such package, or an older Python: the import has the last word
+        return _imported_version(name)
+
+
+def _imported_version(name):
+    """Version of a package that loads; None where it is missing, or why it does not load."""
     try:
         module = importlib.import_module(name)
     except ImportError as error:
