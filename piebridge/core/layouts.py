@@ -7,7 +7,7 @@
 
 import logging
 import os
-from collections import namedtuple
+from collections import Counter, namedtuple
 from pathlib import Path
 
 from .errors import UserError
@@ -20,6 +20,7 @@ Sample = namedtuple("Sample", "path label")  # str, int (position in the sorted 
 Layout = namedtuple("Layout", "classes parts")  # list of str, {"train" | "val" | "test" | "all": [Sample]}
 
 _VALIDATION_NAMES = ("val", "valid", "validation")
+_SYSTEM_FILES = ("Thumbs.db", "desktop.ini")
 
 
 def read_layout(folder):
@@ -63,15 +64,21 @@ def _samples_of(folder, classes):
     unknown = sorted(set(_subfolders(folder)) - set(classes))
     if unknown:
         raise UserError(f"{folder / unknown[0]}: a class that train/ does not have; add images of it there or remove the folder")
-    samples = []
+    samples, ignored = [], Counter()
     for label, name in enumerate(classes):
-        paths = _images_below(folder / name) if (folder / name).is_dir() else []
+        paths = _images_below(folder / name, ignored) if (folder / name).is_dir() else []
         samples.extend(Sample(path, label) for path in paths)
+    if ignored:
+        kinds = ", ".join(f"{count} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
+        logger.warning("%s: %d files are not taken for images, by their extension: %s", folder, sum(ignored.values()), kinds)
     return samples
 
 
-def _images_below(folder):
-    """Paths of the files with an image's extension below `folder`, sorted. Follows links, each folder once."""
+def _images_below(folder, ignored):
+    """Paths of the files with an image's extension below `folder`, sorted. Follows links, each folder once.
+
+    `ignored` counts the other files by extension.
+    """
     found, seen, waiting = [], set(), [str(folder)]
     while waiting:
         current = waiting.pop()
@@ -79,23 +86,29 @@ def _images_below(folder):
         if real in seen:  # a link to a folder above
             continue
         seen.add(real)
-        with os.scandir(current) as entries:
-            for entry in entries:
-                if entry.name.startswith(".") or entry.name == "__MACOSX":
-                    continue
-                if entry.is_dir():
-                    waiting.append(entry.path)
-                # a broken link is kept, to be reported as unreadable; pipes and devices would block
-                elif entry.name.lower().endswith(IMAGE_EXTENSIONS) and (entry.is_file() or not os.path.exists(entry.path)):
-                    found.append(entry.path)
+        for name in _visible_names(current):
+            path = os.path.join(current, name)
+            if os.path.isdir(path):
+                waiting.append(path)
+            # a broken link is kept, to be reported as unreadable; pipes and devices would block
+            elif name.lower().endswith(IMAGE_EXTENSIONS) and (os.path.isfile(path) or not os.path.exists(path)):
+                found.append(path)
+            elif name not in _SYSTEM_FILES:
+                ignored[os.path.splitext(name)[1].lower()] += 1
     return sorted(found, key=portable_key)
 
 
 def _subfolders(folder):
     if not folder.is_dir():
         return []
-    with os.scandir(str(folder)) as entries:
-        return [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".") and entry.name != "__MACOSX"]
+    return [name for name in _visible_names(str(folder)) if os.path.isdir(str(folder / name))]
+
+
+def _visible_names(folder):
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".") and name != "__MACOSX"]
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed ({error.strerror}); change its permissions or remove it") from error
 
 
 def _images_directly_in(folder):

@@ -89,7 +89,8 @@ def _building_folder(destination):
         try:
             yield building
         except BaseException:
-            for part in ("unpacked", "set"):
+            has_download = (building / "download").is_dir() and any((building / "download").iterdir())
+            for part in ("unpacked", "set") if has_download else ("",):
                 shutil.rmtree(str(building / part), ignore_errors=True)
             raise
         shutil.rmtree(str(building), ignore_errors=True)
