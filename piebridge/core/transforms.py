@@ -13,8 +13,8 @@ from PIL import Image
 from .errors import UserError
 from .names import closest
 
-INTERPOLATIONS = {"nearest": Image.NEAREST, "box": Image.BOX, "bilinear": Image.BILINEAR, "hamming": Image.HAMMING,
-                  "bicubic": Image.BICUBIC, "lanczos": Image.LANCZOS}
+_FILTERS = getattr(Image, "Resampling", Image)  # Pillow before 9.1 has them in the module itself
+INTERPOLATIONS = {name: getattr(_FILTERS, name.upper()) for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")}
 AUGMENTATIONS = ("none", "flip", "crop_flip")
 
 _CROP_TRIES = 10
