@@ -10,7 +10,7 @@ import copy
 import torch
 from torch import fx, nn
 
-from piebridge.core import capture_rules, graph, operations
+from piebridge.core import graph, operations, translation
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 
@@ -27,11 +27,15 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
     module = _without_zeros(copy.deepcopy(module).cpu().eval())
     tracer = _ScopedTracer()
     with torch.no_grad():
-        traced = fx.GraphModule(module, tracer.trace(module))
+        try:
+            traced = fx.GraphModule(module, tracer.trace(module))
+        except fx.proxy.TraceError as error:
+            reason = str(error).splitlines()[0][:150]
+            raise UserError(f"network {name}: cannot capture a forward whose course depends on its input ({reason})") from None
         runs = [_Recorder(traced).record(_trial_batch(1, input_size))]
-        if capture_rules.depends_on_sizes(traced, runs[0]):
+        if translation.depends_on_sizes(traced, runs[0]):
             runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))
-        nodes, output, scopes, shapes = capture_rules.translate(name, traced, runs, tracer.scopes)
+        nodes, output, scopes, shapes = translation.translate(name, traced, runs, tracer.scopes)
         trial_tensors = module.state_dict()
         nodes, output, joined = graph.join_averaged_heads(nodes, output)
         if joined:
@@ -100,7 +104,7 @@ class _Recorder(fx.Interpreter):
 
 def _outline(value):
     if isinstance(value, torch.Tensor):
-        return capture_rules.TensorShape(value.shape)
+        return translation.TensorShape(value.shape)
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         return tuple(_outline(each) for each in value)
     return value
@@ -130,7 +134,7 @@ def _candidates(module):
 
 
 def _network(description, tensors):
-    return GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description)}).eval()
+    return GraphNetwork(description, {key: tensors[key] for key in expected_shapes(description) if key in tensors}).eval()
 
 
 def _compare(network, run, batch):
