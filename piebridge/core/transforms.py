@@ -14,7 +14,8 @@ from .errors import UserError
 from .names import closest
 
 _FILTERS = getattr(Image, "Resampling", Image)  # Pillow before 9.1 has them in the module itself
-INTERPOLATIONS = {name: getattr(_FILTERS, name.upper()) for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")}
+INTERPOLATIONS = {name: getattr(_FILTERS, name.upper())
+                  for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")}
 AUGMENTATIONS = ("none", "flip", "crop_flip")
 
 _CROP_TRIES = 10
