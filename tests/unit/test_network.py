@@ -324,7 +324,7 @@ def test_captures(body):
     (Calls(lambda x: x[:, :, ::2]), "an index other than whole numbers and slices of step 1"),
     (Calls(lambda x: x[:, :1].expand(x.shape[0], 6, 16, 16)), "'expand': expand to"),
     (Calls(lambda x: x if x.sum() > 0 else -x), "cannot capture a forward whose course depends on its input"),
-    (Calls(lambda x: x.mean(1, keepdim=True, dtype=torch.float32)), "'mean': arguments of 'mean' that are not provided for"),
+    (Calls(lambda x: x + x.mean(1, keepdim=True, dtype=torch.float32)), "'mean': arguments of 'mean' that are not provided for"),
     (Attend(batch_first=False), "MultiheadAttention other than plain self-attention"),
     (Attend(batch_first=True, bias=False), "MultiheadAttention other than plain self-attention"),
 ], ids=lambda value: type(value).__name__)
