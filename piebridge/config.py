@@ -9,11 +9,9 @@ import dataclasses
 import difflib
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-import yaml
-
+from piebridge.config_file import read_yaml
 from piebridge.core.errors import UserError
 
 
@@ -113,7 +111,7 @@ class Config:
     checkpoint: Checkpoint = Checkpoint()
 
     def as_dict(self):
-        # type: () -> Dict[str, Any]
+      
         """Nested plain values, ready for JSON and YAML."""
         return _plain(dataclasses.asdict(self))
 
@@ -122,19 +120,17 @@ SECTIONS = {field.name: type(field.default) for field in dataclasses.fields(Conf
 
 
 def load_config(path, overrides=()):
-    # type: (Any, Any) -> Config
     """Read `path` (YAML), apply `overrides` (a dict, or `key=value` texts) and return a Config. Raises UserError with all problems."""
     source = str(path)
     return build_config(_flatten(read_yaml(path), source), parse_overrides(overrides), source)
 
 
 def build_config(values, overrides, source="configuration"):
-    # type: (Dict[str, Any], Dict[str, Any], str) -> Config
     """Config from two flat dicts of dotted keys; `source` is named in errors."""
     from piebridge.core.methods import METHODS
 
-    problems = []  # type: List[str]
-    given = {}  # type: Dict[str, Any]
+    problems = []
+    given = {}
     for origin, entries in ((source, values), ("command line", overrides)):
         for key, value in entries.items():
             problem, checked = _check(key, value)
@@ -160,7 +156,6 @@ def build_config(values, overrides, source="configuration"):
 
 
 def parse_overrides(overrides):
-    # type: (Any) -> Dict[str, Any]
     """`["optimizer.lr=0.01", "data=My Folder"]` or a dict -> flat dict; values are Python literals where they parse as one."""
     if isinstance(overrides, dict):
         return _flatten(overrides, "overrides")
@@ -174,7 +169,6 @@ def parse_overrides(overrides):
 
 
 def known_keys():
-    # type: () -> Dict[str, dataclasses.Field]
     """Every dotted key with its dataclass field."""
     keys = {}
     for field in dataclasses.fields(Config):
@@ -187,56 +181,12 @@ def known_keys():
 
 
 def describe_keys():
-    # type: () -> List[Tuple[str, Any, str]]
     """(key, default, text) of every key, in file order; choices are part of the text."""
     rows = []
     for key, field in known_keys().items():
         choices = field.metadata["choices"]
         rows.append((key, field.default, field.metadata["text"] + (f" ({' | '.join(choices)})" if choices else "")))
     return rows
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (YAML itself lets the last one win) and, with it, anchors used to blow files up."""
-
-    def compose_node(self, parent, index):
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not used in configurations", self.peek_event().start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, (str, int, float, bool)) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
-            seen.add(str(key))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path):
-    # type: (Any) -> Dict[str, Any]
-    """The mapping in a YAML file of at most 1 MB. Raises UserError that names the file, and the line where there is one."""
-    path = Path(str(path))
-    try:
-        if path.stat().st_size > 1000000:
-            raise UserError(f"{path}: larger than 1 MB; a configuration is a short YAML file")
-        value = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_UniqueKeyLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such configuration") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: holds a {type(value).__name__}; a configuration is a list of 'key: value' lines")
-    return value
 
 
 def _flatten(values, source):
@@ -247,7 +197,8 @@ def _flatten(values, source):
             for inner, content in value.items():
                 flat[f"{key}.{inner}"] = content
         elif key in SECTIONS:
-            raise UserError(f"{source}: {key}: is a section; write its keys below it, for example {key}.{dataclasses.fields(SECTIONS[key])[0].name}")
+            first = dataclasses.fields(SECTIONS[key])[0].name
+            raise UserError(f"{source}: {key}: is a section; write its keys below it, for example {key}.{first}")
         else:
             flat[key] = value
     return flat
@@ -334,8 +285,8 @@ def _closest(word, known, listed=False):
 
 
 def _assemble(flat):
-    sections = {name: {} for name in SECTIONS}  # type: Dict[str, Dict[str, Any]]
-    top = {}  # type: Dict[str, Any]
+    sections = {name: {} for name in SECTIONS}
+    top = {}
     for key, value in flat.items():
         section, separator, name = key.partition(".")
         if separator:

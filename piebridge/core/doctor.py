@@ -99,7 +99,7 @@ def render(facts):
 
 
 def package_version(name):
-    """Version of the package that `import NAME` would give, or None. It is not imported where Python can look it up (since 3.8)."""
+    """Version of the package that `import NAME` would give, or None; not imported where Python can look it up (since 3.8)."""
     try:
         return importlib.import_module("importlib.metadata").version(PROJECT_NAMES.get(name, name))
     except ImportError:  # no such package, or an older Python: the import has the last word

@@ -148,11 +148,16 @@ class Saver:
 
     def restore(self, tensors, facts):
         step = self._parts.step
-        step.trainable.load_state_dict({name[len("trainable/"):]: tensor for name, tensor in tensors.items() if name.startswith("trainable/")})
-        self._best.update({name[len("best/"):]: tensor for name, tensor in tensors.items() if name.startswith("best/")})
+        step.trainable.load_state_dict(_below("trainable/", tensors))
+        self._best.update(_below("best/", tensors))
         unpack_optimizer(step.optimizer, tensors, facts["optimizer"])
         torch.set_rng_state(tensors["random/torch"])
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])
         vars(self._progress).update(facts["progress"])
         self._clock.restore(facts["clock"])
+
+
+def _below(prefix, tensors):
+    """The tensors whose names start with `prefix`, under the rest of their names."""
+    return {name[len(prefix):]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

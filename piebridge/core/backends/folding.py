@@ -22,7 +22,7 @@ def fold_batch_norm(network, convert=None):
     """A GraphNetwork of its own tensors, in eval mode, without the batch norms that have a convolution to themselves.
 
     w' = w * gamma / sqrt(var + eps), b' = beta + (b - mean) * gamma / sqrt(var + eps), computed in float64. The folded
-    convolution has the batch norm's node name, so that block and tap names stay valid. convert: tensor -> tensor, applied to each.
+    convolution has the batch norm's node name, so that block and tap names stay valid. convert: tensor -> tensor, for each.
     """
     description = dict(network.description)
     tensors = {key: tensor.detach() for key, tensor in network.state_dict().items()}

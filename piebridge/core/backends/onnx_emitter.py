@@ -92,15 +92,14 @@ class OnnxEmitter:
         query = self.binary("mul", query, self._number(query.shape[-1] ** -0.5))
         return self.matmul(self.softmax(self.matmul(query, key, True), -1), value, False)
 
-    def max_pool(self, x, kernel, strides, begin, end, dilations, is_ceiled):
-        shape = x.shape[:2] + _windows(x.shape, kernel, strides, begin, end, dilations, is_ceiled)
-        return self._node("MaxPool", [x], shape, kernel_shape=kernel, strides=strides, pads=begin + end, dilations=dilations,
-                          ceil_mode=int(is_ceiled))
+    def max_pool(self, x, kernel, strides, begin, end, dilations):
+        shape = x.shape[:2] + _windows(x.shape, kernel, strides, begin, end, dilations)
+        return self._node("MaxPool", [x], shape, kernel_shape=kernel, strides=strides, pads=begin + end, dilations=dilations)
 
-    def average_pool(self, x, kernel, strides, begin, end, is_ceiled, counts_padding):
-        shape = x.shape[:2] + _windows(x.shape, kernel, strides, begin, end, [1, 1], is_ceiled)
+    def average_pool(self, x, kernel, strides, begin, end, counts_padding):
+        shape = x.shape[:2] + _windows(x.shape, kernel, strides, begin, end, [1, 1])
         return self._node("AveragePool", [x], shape, kernel_shape=kernel, strides=strides, pads=begin + end,
-                          ceil_mode=int(is_ceiled), count_include_pad=int(counts_padding))
+                          count_include_pad=int(counts_padding))
 
     def mean(self, x, axes, keepdim):
         gone = [axis % len(x.shape) for axis in axes]
@@ -142,13 +141,7 @@ def _broadcast(first, second):
     return np.broadcast(np.empty(first), np.empty(second)).shape if first or second else ()
 
 
-def _windows(shape, kernel, strides, begin, end, dilations, is_ceiled=False):
+def _windows(shape, kernel, strides, begin, end, dilations):
     """(height, width) after a convolution or pooling."""
-    result = []
-    for size, k, stride, before, after, dilation in zip(shape[2:], kernel, strides, begin, end, dilations):
-        room = size + before + after - dilation * (k - 1) - 1
-        steps = -(-room // stride) if is_ceiled else room // stride
-        if is_ceiled and steps * stride >= size + before:  # a window must begin inside the image or its first border
-            steps -= 1
-        result.append(steps + 1)
-    return tuple(result)
+    return tuple((size + before + after - dilation * (k - 1) - 1) // stride + 1
+                 for size, k, stride, before, after, dilation in zip(shape[2:], kernel, strides, begin, end, dilations))

@@ -64,14 +64,13 @@ class OpenVinoEmitter:
     def attention(self, query, key, value):
         return self._ops.scaled_dot_product_attention(query, key, value)
 
-    def max_pool(self, x, kernel, strides, begin, end, dilations, is_ceiled):
+    def max_pool(self, x, kernel, strides, begin, end, dilations):
         if dilations != [1, 1]:
             raise Unsupported("max pooling with dilation %s is not translated" % dilations)
-        return self._max_pool(x, strides, begin, end, kernel, "ceil" if is_ceiled else "floor", "explicit")
+        return self._max_pool(x, strides, begin, end, kernel, "floor", "explicit")
 
-    def average_pool(self, x, kernel, strides, begin, end, is_ceiled, counts_padding):
-        rounding = "ceil" if is_ceiled else "floor"
-        return self._ops.avg_pool(x, strides, begin, end, kernel, not counts_padding, rounding, "explicit")
+    def average_pool(self, x, kernel, strides, begin, end, counts_padding):
+        return self._ops.avg_pool(x, strides, begin, end, kernel, not counts_padding, "floor", "explicit")
 
     def mean(self, x, axes, keepdim):
         return self._ops.reduce_mean(x, self._indices(axes), keepdim)

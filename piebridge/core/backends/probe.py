@@ -40,7 +40,7 @@ class Choice:
 
 def relative_error(features, reference):
     """max over samples of |f - r| / |r| (Euclidean norms over [N,D]); inf where a feature is not a number."""
-    features, reference = features.double(), reference.double()
+    features, reference = features.detach().double(), reference.detach().double()
     errors = (features - reference).norm(dim=1) / reference.norm(dim=1).clamp_min(1e-30)
     return float(errors.max()) if bool(torch.isfinite(errors).all()) else math.inf
 
@@ -52,14 +52,14 @@ def probe(network, images, batch_size, tolerance=1e-3, expected_images=None, bud
     images: float32 [N,3,S,S], real and normalised (N from 1; the first batch_size are used, repeated where there are fewer).
     tolerance: largest `relative_error` accepted. expected_images: how many forward passes the choice is for; a candidate is tried
     only while it could save more time on them than trying it costs (None: no limit). budget_seconds: after it nothing new is
-    tried, but for the first candidate. candidates: names, all by default. fingerprint: of the network, where the caller has it already. is_remembered: recall the
-    choice of an earlier probe of the same network, sizes, versions and device, and remember this one.
+    tried, but for the first candidate. candidates: names, all by default. fingerprint: of the network, where the caller has it.
+    is_remembered: recall the choice of an earlier probe of the same network, sizes, versions and device, and remember this one.
     """
     start = time.perf_counter()
     names = _order(network, candidates)
     key = _key(network, images, batch_size, tolerance, expected_images, names, fingerprint) if is_remembered else None
     recalled = device_profile.recall(key) if is_remembered else None
-    if recalled and recalled.get("backend") in names and not missing_packages(recalled["backend"]):
+    if recalled and recalled.get("backend") in ["eager"] + names and not missing_packages(recalled["backend"]):
         return Choice(recalled["backend"], "recalled from %s: %s" % (device_profile.profile_path().name, recalled["reason"]),
                       recalled["milliseconds"], recalled["measurements"], time.perf_counter() - start, is_recalled=True)
     race = _Race(network, images, batch_size, tolerance)
@@ -123,7 +123,7 @@ class _Race:
             return "refused: its numbers are rounded to %.2g, more than the tolerance %.2g" % (known.rounding, self.tolerance)
         eager, best = self.milliseconds("eager"), self.milliseconds(self.best)
         gain = best - eager / known.speedup / OPTIMISM  # ms per image, at best
-        cost = known.build_seconds + 3 * len(self.images) * best / 1000
+        cost = known.build_seconds + 3 * len(self.images) * eager / known.speedup / 1000
         if gain <= 0:
             return "not tried: slower than %s as a rule" % self.best
         if expected_images is not None and gain / 1000 * expected_images < cost:

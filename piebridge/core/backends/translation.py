@@ -9,8 +9,8 @@ An emitter (openvino_emitter.py, onnx_emitter.py) builds the library's own graph
     binary(kind, a, b)                     kind: add, sub, mul, div
     unary(kind, x)                         kind: relu, hardswish, hardsigmoid, sigmoid, silu, tanh, gelu
     softmax(x, axis)                       layer_norm(x, axes, weight, bias, eps)
-    max_pool(x, kernel, strides, begin, end, dilations, is_ceiled)
-    average_pool(x, kernel, strides, begin, end, is_ceiled, counts_padding)
+    max_pool(x, kernel, strides, begin, end, dilations)
+    average_pool(x, kernel, strides, begin, end, counts_padding)
     mean(x, axes, keepdim)                 reshape(x, shape)
     permute(x, order)                      concatenate(values, axis)
     slice(x, axis, start, stop)

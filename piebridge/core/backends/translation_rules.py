@@ -102,15 +102,23 @@ def _product(job, x, weight, bias):
 
 
 def _max_pool(job, node, a):
-    padding = _pair(a["padding"])
-    return job.emitter.max_pool(job.input(node), _pair(a["kernel_size"]), _pair(a["stride"]), padding, padding,
-                                _pair(a["dilation"]), a["ceil_mode"])
+    kernel, strides, begin, dilations = [_pair(a[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    end = list(begin)
+    if a["ceil_mode"]:  # libraries differ in what they round up; more padding, which a maximum ignores, is the same everywhere
+        for axis, size in enumerate(job.emitter.shape(job.input(node))[2:]):
+            room = size + 2 * begin[axis] - dilations[axis] * (kernel[axis] - 1) - 1
+            steps = -(-room // strides[axis])
+            if steps * strides[axis] >= size + begin[axis]:  # torch: a window begins inside the image or the border before it
+                steps -= 1
+            end[axis] += max(0, steps * strides[axis] - room)
+    return job.emitter.max_pool(job.input(node), kernel, strides, begin, end, dilations)
 
 
 def _average_pool(job, node, a):
-    padding = _pair(a["padding"])
-    return job.emitter.average_pool(job.input(node), _pair(a["kernel_size"]), _pair(a["stride"]), padding, padding,
-                                    a["ceil_mode"], a["count_include_pad"])
+    if a["ceil_mode"]:
+        raise Unsupported("node %r: average pooling with ceil_mode is not translated" % node["name"])
+    kernel, strides, padding = [_pair(a[name]) for name in ("kernel_size", "stride", "padding")]
+    return job.emitter.average_pool(job.input(node), kernel, strides, padding, padding, a["count_include_pad"])
 
 
 def _adaptive_pool(job, node, a):
@@ -121,7 +129,7 @@ def _adaptive_pool(job, node, a):
         raise Unsupported("node %r: adaptive pooling of %dx%d to %dx%d has windows of unequal size"
                           % (node["name"], shape[2], shape[3], wanted[0], wanted[1]))
     kernel = [shape[2] // wanted[0], shape[3] // wanted[1]]
-    return job.emitter.average_pool(job.input(node), kernel, kernel, [0, 0], [0, 0], False, True)
+    return job.emitter.average_pool(job.input(node), kernel, kernel, [0, 0], [0, 0], True)
 
 
 # Functions ---------------------------------------------------------------------------------------------------------------

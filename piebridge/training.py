@@ -1,0 +1,243 @@
+"""The entry point: `python -m piebridge.training RUN [key=value ...]` is the same as `piebridge train RUN [key=value ...]`."""
+
+import logging
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from piebridge.config import load_config
+from piebridge.core.assembly import Workplace, build_parts
+from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
+from piebridge.core.clock import Clock
+from piebridge.core.dataset import open_dataset, verify_images
+from piebridge.core.device import PeakMemory, describe_device, resolve_device, synchronizer
+from piebridge.core.errors import Cancelled, RunFailed, UserError
+from piebridge.core.files import write_text
+from piebridge.core.interrupt import interruptible
+from piebridge.core.loader import ImageLoader
+from piebridge.core.loop import Progress, Saver, run_loop
+from piebridge.core.network_file import save_network
+from piebridge.core.networks import load_network
+from piebridge.core.pet import bridge, count_trainable
+from piebridge.core.run_folder import RunFolder
+from piebridge.core.safetensors_file import write_safetensors
+from piebridge.core.step import evaluate
+from piebridge.core.transforms import Transform
+from piebridge.run_paths import find_config
+
+LOG = logging.getLogger(__name__)
+# what may change between a checkpoint and its continuation: nothing that changes the weights
+FREE_KEYS = ("output", "resume", "overwrite", "device")
+
+
+class RunResult:
+    """What a run has to say: run.json's entries as attributes (`status`, `results`, `plan`, ...) and the run's `folder`."""
+
+    def __init__(self, record, folder):
+        self.folder = Path(str(folder))
+        self.record = record
+
+    def __getattr__(self, name):
+        try:
+            return self.record[name]
+        except KeyError:
+            raise AttributeError(f"a run has no '{name}'; it has {', '.join(self.record)}") from None
+
+    def summary(self):
+        """What a person wants to know at the end, as lines."""
+        results = self.record["results"]
+        accuracy = results["test_accuracy"]
+        return [
+            f"test accuracy   {'n/a (no test images)' if accuracy is None else f'{100 * accuracy:.2f} %'}",
+            f"training        {results['train_seconds']:.1f} s (evaluation left out; {results['wall_seconds']:.1f} s with it)",
+            f"peak memory     {results['peak_mib']:.0f} MiB",
+            f"tuned network   {self.folder / 'tuned.safetensors'}",
+        ]
+
+    def load_network(self):
+        """The tuned original, from its file."""
+        return load_network(str(self.folder / "tuned.safetensors"))
+
+
+def train(config_or_run, **overrides):
+    """Run one experiment and return its RunResult.
+
+    config_or_run: a Config, a configuration file, or a run such as `efficientnet_lite0/Clipart10/ours`. overrides: any keys of
+    the configuration; keys of a section as dicts (`optimizer={"lr": 0.01}`) or dotted (`**{"optimizer.lr": 0.01}`). Raises
+    UserError for bad input, RunFailed for a run that fails by itself, Cancelled when it is interrupted (all is saved first).
+    """
+    config, folder = _configure(config_or_run, overrides)
+    with interruptible() as interrupt:
+        return _train_in(folder, config, interrupt)
+
+
+def _configure(config_or_run, overrides):
+    if hasattr(config_or_run, "as_dict"):
+        config, default = config_or_run, Path("res") / "runs" / config_or_run.method
+    else:
+        path = find_config(config_or_run)
+        config = load_config(path, overrides)
+        default = Path(str(path)).parent
+    if config.output is None and config.seed:
+        default = default / f"seed_{config.seed}"
+    return config, RunFolder(config.output or default)
+
+
+def _train_in(folder, config, interrupt):
+    device = resolve_device(config.device)
+    clock = Clock(synchronizer(device))
+    memory = PeakMemory(device)
+    with clock.phase("setup"):
+        if folder.is_finished() and not config.overwrite:
+            raise UserError(f"{folder.path}: holds a finished run; add overwrite=true to replace it, or output=DIR to keep it")
+        dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
+                                config.loader.max_megapixels)
+        network = load_network(config.network, trust_pickle=config.trust_pickle)
+        fingerprint = network.fingerprint()
+    with folder.locked():
+        checkpoint = _open_folder(folder, config)
+        torch.manual_seed(config.seed)
+        network.replace_head(dataset.classes)
+        record = _new_record(config, device, dataset, network, fingerprint)
+        folder.write_record(record)
+        write_text(folder.splits_file, dataset.as_csv())
+        try:
+            work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt)
+            _run(work, checkpoint, record, memory)
+            record["status"] = "success"
+        except (Cancelled, KeyboardInterrupt) as stop:
+            record["status"] = "cancelled"
+            raise Cancelled(f"{stop or 'interrupted'}; saved in {folder.path}, the same command goes on from there") from None
+        except Exception as error:
+            record["status"], record["error"] = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise _explained(error) from error
+        finally:
+            record["results"].update(_costs(clock, memory))
+            folder.write_record(record)
+    return RunResult(record, folder.path)
+
+
+def _run(work, checkpoint, record, memory):
+    """Prepare, loop, bridge, save, evaluate the saved file; fills `record`."""
+    folder, clock, config = work.folder, work.clock, work.config
+    parts, decisions = build_parts(work)
+    record["plan"] = decisions
+    record["results"]["trainable_parameters"] = count_trainable(parts.step.trainable)
+    progress, best = Progress(), {}
+    writer = CheckpointWriter(folder.checkpoint_folder)
+    try:
+        saver = Saver(parts, progress, best, clock, writer, folder, config.checkpoint.seconds)
+        if checkpoint:
+            saver.restore(*checkpoint)
+            LOG.info("going on from epoch %d, batch %d", progress.epoch + 1, progress.batch)
+        run_loop(parts, progress, best, clock, saver, work.interrupt)
+    finally:
+        with clock.phase("checkpoint"):
+            writer.close()
+    folder.write_metrics(progress.rows)
+    trainable = parts.step.trainable
+    trainable.load_state_dict(best)
+    with clock.phase("checkpoint"):
+        write_safetensors(folder.trainable_file, dict(trainable.state_dict()), {"pet": config.pet.kind})
+        save_network(bridge(work.network, trainable, config.pet.kind).to("cpu").eval(), folder.tuned_file)
+    record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
+    with clock.evaluation():
+        record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)
+    accuracy = record["results"]["test_accuracy"]
+    LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", folder.tuned_file,
+             "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", clock.train_seconds)
+
+
+def test_accuracy(network_file, work):
+    """Accuracy of a saved network on the test images, or None where there are none."""
+    config, samples = work.config, work.dataset.test
+    if not samples:
+        return None
+    network = load_network(str(network_file)).to(work.device).eval()
+    loader = ImageLoader(samples, Transform.for_network(network.description), config.loader.workers, config.loader.max_megapixels)
+    size = config.loader.eval_batch_size
+    batches = loader.batches([list(range(start, min(start + size, len(samples)))) for start in range(0, len(samples), size)])
+    labels = torch.tensor([sample.label for sample in samples], device=work.device)
+    return evaluate(network, ((images.to(work.device), labels[indices]) for indices, images in batches))[0]
+
+
+def _open_folder(folder, config):
+    """Decide between a fresh start and a continuation; returns the checkpoint to go on from, or None."""
+    previous = folder.record()
+    if config.resume == "none" or folder.is_finished() or not previous:
+        folder.clear()
+        return None
+    old, new = _training_keys(previous.get("config", {})), _training_keys(config.as_dict())
+    changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in sorted(set(old) | set(new)) if old.get(key) != new.get(key)]
+    if changed:
+        raise UserError(f"{folder.path}: holds an unfinished run of another configuration ({'; '.join(changed[:4])}); "
+                        "add resume=none to start anew, or output=DIR to keep it")
+    return read_checkpoint(folder.checkpoint_folder)
+
+
+def _training_keys(config):
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{name}": item for name, item in value.items()})
+        elif key not in FREE_KEYS:
+            flat[key] = value
+    return flat
+
+
+def _new_record(config, device, dataset, network, fingerprint):
+    return {
+        "status": "running", "method": config.method, "network": network.description["name"], "dataset": dataset.name,
+        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "config": config.as_dict(),
+        "versions": _versions(), "commit": _commit(), "data_sha256": dataset.fingerprint, "network_sha256": fingerprint,
+        "bad_files": [list(entry) for entry in dataset.bad_files],
+        "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
+                    "phases": {}, "peak_mib": None, "trainable_parameters": None, "energy_j": None},
+        "plan": None,
+    }
+
+
+def _costs(clock, memory):
+    phases = {name: round(seconds, 4) for name, seconds in sorted(clock.phases.items())}
+    return {"train_seconds": round(clock.train_seconds, 4), "wall_seconds": round(clock.wall_seconds, 4), "phases": phases,
+            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1)}
+
+
+def _explained(error):
+    """Errors of the machine as one line; the rest stays what it is."""
+    if isinstance(error, (UserError, RunFailed)):
+        return error
+    if isinstance(error, OSError):
+        return RunFailed(f"{error.filename or 'the disk'}: {error.strerror or error}; the last checkpoint is whole")
+    if isinstance(error, RuntimeError) and "out of memory" in str(error):
+        return RunFailed("out of memory: use a smaller loader.batch_size; the last checkpoint is whole")
+    return error
+
+
+def _versions():
+    import torchvision
+    return {"python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__,
+            "numpy": np.__version__, "system": platform.platform()}
+
+
+def _commit():
+    """The checkout's commit, or None outside one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=str(Path(__file__).parent), stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, universal_newlines=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def main(arguments=None):
+    from piebridge.cli import main as command_line
+    return command_line(["train"] + list(sys.argv[1:] if arguments is None else arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The main job through the real command line, on real images: every method, resume, seeds, bad input."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from piebridge.core.safetensors_file import read_safetensors
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+RUN_FILES = {"log.txt", "metrics.csv", "run.json", "splits.csv", "trainable.safetensors", "tuned.safetensors", "checkpoint"}
+METHODS = ("ours", "PET", "PET_fast", "PET_cache", "FTAll")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """4 classes with 20 images each, from the embedded set."""
+    folder = tmp_path_factory.mktemp("data") / "small set"
+    for name in ("birds", "flags", "fruit", "vehicles"):
+        source = CHECKOUT / "datasets" / "Clipart10" / name
+        assert source.is_dir(), f"the embedded set lacks {name}"
+        (folder / name).mkdir(parents=True)
+        for image in sorted(source.iterdir())[:20]:
+            shutil.copy(str(image), str(folder / name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A device profile of its own, and one thread, so that tests may share a machine."""
+    return dict(os.environ, PIEBRIDGE_CACHE=str(tmp_path_factory.mktemp("profile")), OMP_NUM_THREADS="1", PYTHONPATH=str(CHECKOUT))
+
+
+def command(run, *overrides):
+    return [sys.executable, "-m", "piebridge", "train", run] + list(overrides)
+
+
+def train(environment, method, images, output, *overrides, **options):
+    arguments = command(f"efficientnet_lite0/Clipart10/{method}", f"data={images}", f"output={output}", "epochs=3", *overrides)
+    return subprocess.run(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True, timeout=300, **options)
+
+
+def record_of(folder):
+    return json.loads((folder / "run.json").read_text())
+
+
+def metrics_without_times(folder):
+    with open(str(folder / "metrics.csv")) as stream:
+        return [{key: value for key, value in row.items() if not key.endswith("_seconds")} for row in csv.DictReader(stream)]
+
+
+def tensors_of(folder):
+    tensors, _ = read_safetensors(folder / "trainable.safetensors")
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def finished(environment, images, tmp_path_factory):
+    """A finished run of each method: {method: folder}."""
+    folders = {}
+    for method in METHODS:
+        folders[method] = tmp_path_factory.mktemp("runs") / method
+        done = train(environment, method, images, folders[method])
+        assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_leaves_what_the_contract_says(finished, method):
+    folder = finished[method]
+    assert {path.name for path in folder.iterdir()} == RUN_FILES
+    record = record_of(folder)
+    assert record["status"] == "success" and record["method"] == method
+    assert record["dataset"] == "small set" and record["network"] == "efficientnet_lite0" and record["seed"] == 0
+    results = record["results"]
+    assert 0.5 <= results["test_accuracy"] <= 1 and 0 <= results["val_accuracy"] <= 1
+    assert results["wall_seconds"] > results["train_seconds"] > 0
+    assert sum(results["phases"].values()) == pytest.approx(results["train_seconds"], abs=0.01)
+    assert results["peak_mib"] > 100 and results["energy_j"] is None
+    assert results["trainable_parameters"] == (1280 * 4 + 4 if method != "FTAll" else 3376132)
+    lines = (folder / "log.txt").read_text().splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        accuracy, seconds = (float(value) for value in line.split(" "))
+        assert 0 <= accuracy <= 1 and seconds > 0
+
+
+def test_the_tuned_original_differs_in_the_trainable_part_only(finished):
+    from piebridge.core.networks import load_network
+
+    original = load_network("efficientnet_lite0").state_dict()
+    tuned = load_network(str(finished["ours"] / "tuned.safetensors")).state_dict()
+    head = tensors_of(finished["ours"])
+    for name, tensor in tuned.items():
+        if name.startswith("classifier."):
+            assert np.array_equal(tensor.numpy(), head[name[len("classifier."):]])
+        else:
+            assert np.array_equal(tensor.numpy(), original[name].numpy()), name
+
+
+def test_a_cache_changes_no_weight(finished):
+    """PET_cache sees the same features in the same batches as PET, computed once."""
+    plain, cached = tensors_of(finished["PET"]), tensors_of(finished["PET_cache"])
+    for name in plain:
+        np.testing.assert_allclose(plain[name], cached[name], atol=1e-4)
+
+
+def test_ours_says_what_it_chose(finished):
+    plan = record_of(finished["ours"])["plan"]
+    assert plan["backend"]["backend"] and plan["backend"]["reason"]
+    assert plan["proxies"]["reason"] and sum(plan["levels_used"].values()) == 56
+
+
+def test_every_level_can_serve(environment, images, tmp_path):
+    done = train(environment, "ours", images, tmp_path / "all", "proxies.use=all", "proxies.calibration_images=16",
+                 "router.tolerance=0.4", "proxies.levels=['192px','224px-drop1','160px']")
+    assert done.returncode == 0, done.stderr
+    used = record_of(tmp_path / "all")["plan"]["levels_used"]
+    assert list(used) == ["original", "224px-drop1", "192px", "160px"] and sum(used.values()) == 56
+    assert sum(used[name] > 0 for name in used) >= 2
+
+
+def test_fresh_augmentation_goes_through_routed_proxies(environment, images, tmp_path):
+    done = train(environment, "ours", images, tmp_path / "fresh", "loader.augment=crop_flip", "proxies.use=all",
+                 "proxies.levels=['160px']", "proxies.calibration_images=16", "router.kind=random", "router.tolerance=0.6")
+    assert done.returncode == 0, done.stderr
+    rows = metrics_without_times(tmp_path / "fresh")
+    assert float(rows[-1]["mean_level"]) >= float(rows[0]["mean_level"])
+    assert float(rows[-1]["selected_share"]) < 1
+
+
+def test_one_seed_gives_one_run(environment, finished, images, tmp_path):
+    done = train(environment, "ours", images, tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert metrics_without_times(tmp_path / "again") == metrics_without_times(finished["ours"])
+    for name, tensor in tensors_of(tmp_path / "again").items():
+        assert np.array_equal(tensor, tensors_of(finished["ours"])[name])
+
+
+def test_another_seed_gives_another_run(environment, finished, images, tmp_path):
+    assert train(environment, "ours", images, tmp_path / "other", "seed=1").returncode == 0
+    assert metrics_without_times(tmp_path / "other") != metrics_without_times(finished["ours"])
+
+
+@pytest.mark.parametrize("method, moments", [("PET", (0.2, 0.5, 0.8)), ("ours", (0.5,))])
+def test_killed_and_resumed_gives_the_same_weights(environment, finished, images, tmp_path, method, moments):
+    """SIGKILL at shares of an undisturbed run's time; after each, the same command goes on."""
+    folder = tmp_path / "killed"
+    seconds = record_of(finished[method])["results"]["wall_seconds"]
+    arguments = command(f"efficientnet_lite0/Clipart10/{method}", f"data={images}", f"output={folder}", "epochs=3",
+                        "checkpoint.seconds=0.2")
+    for moment in moments:
+        process = subprocess.Popen(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.time() + 60
+        while not (folder / "run.json").exists() and time.time() < deadline:
+            time.sleep(0.05)
+        time.sleep(seconds * moment)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not list(folder.glob("*.part")) or moment  # temporary names may stay, never half a file under a final name
+    done = train(environment, method, images, folder, "checkpoint.seconds=0.2")
+    assert done.returncode in (0, 2), done.stderr  # 2: it had finished before the last kill
+    assert record_of(folder)["status"] == "success"
+    assert metrics_without_times(folder) == metrics_without_times(finished[method])
+    for name, tensor in tensors_of(folder).items():
+        assert np.array_equal(tensor, tensors_of(finished[method])[name])
+
+
+def test_ctrl_c_saves_and_exits_130(environment, finished, images, tmp_path):
+    folder = tmp_path / "stopped"
+    arguments = command("efficientnet_lite0/Clipart10/PET", f"data={images}", f"output={folder}", "epochs=3")
+    process = subprocess.Popen(arguments, env=environment, cwd=str(CHECKOUT), stderr=subprocess.PIPE, universal_newlines=True)
+    deadline = time.time() + 60
+    while not (folder / "run.json").exists() and time.time() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr and "the same command goes on" in stderr
+    assert record_of(folder)["status"] == "cancelled"
+    done = train(environment, "PET", images, folder)
+    assert done.returncode == 0, done.stderr
+    for name, tensor in tensors_of(folder).items():
+        assert np.array_equal(tensor, tensors_of(finished["PET"])[name])
+
+
+def refused(done, *words):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("piebridge: ")]
+    assert errors and all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_finished_run_is_not_overwritten(environment, finished, images):
+    before = (finished["ours"] / "run.json").read_bytes()
+    refused(train(environment, "ours", images, finished["ours"]), "holds a finished run", "overwrite=true")
+    assert (finished["ours"] / "run.json").read_bytes() == before
+
+
+def test_an_unfinished_run_of_another_configuration_is_kept(environment, images, tmp_path, finished):
+    folder = tmp_path / "unfinished"
+    shutil.copytree(str(finished["PET"]), str(folder))
+    record = dict(record_of(folder), status="cancelled")
+    (folder / "run.json").write_text(json.dumps(record))
+    refused(train(environment, "PET", images, folder, "optimizer.lr=0.5"), "optimizer.lr 0.001 -> 0.5", "resume=none")
+
+
+def test_wrong_key_and_missing_folder(environment, tmp_path):
+    refused(train(environment, "ours", tmp_path / "nowhere", tmp_path / "out"), "nowhere", "no such folder")
+    refused(train(environment, "ours", tmp_path, tmp_path / "out", "learning_rate=3"), "learning_rate: unknown key")
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_images_are_named_and_skipped(environment, images, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "odd images"
+    shutil.copytree(str(images), str(folder))
+    good = sorted((folder / "birds").iterdir())[0]
+    (folder / "birds" / "truncated.jpg").write_bytes(good.read_bytes()[:700])
+    (folder / "birds" / "text.jpg").write_text("not an image")
+    picture = Image.open(str(good))
+    picture.convert("L").save(str(folder / "flags" / "grey.png"))
+    picture.convert("P").save(str(folder / "flags" / "palette.png"))
+    picture.convert("CMYK").save(str(folder / "flags" / "cmyk.jpg"))
+    done = train(environment, "PET_cache", folder, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "truncated.jpg" in done.stderr and "text.jpg" in done.stderr
+    assert not any(name in done.stderr for name in ("grey.png", "palette.png", "cmyk.jpg"))
+    assert len(record_of(tmp_path / "out")["bad_files"]) == 2
+    refused(train(environment, "PET_cache", folder, tmp_path / "strict", "loader.max_bad_files=1"), "max_bad_files")
+
+
+def test_an_empty_class_is_named(environment, images, tmp_path):
+    folder = tmp_path / "data"
+    shutil.copytree(str(images), str(folder))
+    (folder / "zebras").mkdir()
+    refused(train(environment, "ours", folder, tmp_path / "out"), "zebras")
+
+
+def test_diverging_training_stops_with_the_files_names(environment, images, tmp_path):
+    done = train(environment, "PET_cache", images, tmp_path / "out", "optimizer.kind=sgd", "optimizer.lr=1e38",
+                 "optimizer.label_smoothing=0.0")
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "not a finite number" in done.stderr and ".jpg" in done.stderr
+    assert record_of(tmp_path / "out")["status"] == "failed"
