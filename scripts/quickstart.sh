@@ -14,7 +14,7 @@ epochs="${EPOCHS:-8}"
 results="res/quickstart"
 if [ "$epochs" != 8 ]; then results="res/quickstart_${epochs}_epochs"; fi
 
-say "1/3  Training three methods on datasets/Clipart10, $epochs epochs each"
+say "1/3  Training three methods on datasets/Clipart10, epochs: $epochs"
 for method in ours PET FTAll; do
   train "$results/$method" "efficientnet_lite0/Clipart10/$method" "epochs=$epochs"
 done

@@ -107,7 +107,8 @@ def by_method(runs: List[Run]) -> Dict[Tuple[str, str], List[Run]]:
 
 def describe_setting(setting: Tuple) -> str:
     network, dataset, epochs, device = setting
-    return f"{network} on {dataset}, {'n/a' if epochs is None else epochs} epochs, {device}"
+    length = "n/a epochs" if epochs is None else f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    return f"{network} on {dataset}, {length}, {device}"
 
 
 def _written(run):
