@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from piebridge.config import load_config
@@ -15,6 +14,7 @@ from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.device import PeakMemory, describe_device, resolve_device, synchronizer
+from piebridge.core.doctor import package_version
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
@@ -219,9 +219,8 @@ def _explained(error):
 
 
 def _versions():
-    import torchvision
-    return {"python": platform.python_version(), "torch": torch.__version__, "torchvision": torchvision.__version__,
-            "numpy": np.__version__, "system": platform.platform()}
+    return {"python": platform.python_version(), "system": platform.platform(),
+            **{name: package_version(name) for name in ("torch", "torchvision", "numpy", "openvino", "onnxruntime")}}
 
 
 def _commit():

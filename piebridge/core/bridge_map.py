@@ -24,8 +24,8 @@ def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
 
     With few samples the map must not wander far from a multiple of the identity, so what the best multiple leaves is regressed, and
     the penalty (in units of the mean eigenvalue of the Gram matrix) is the one with the least leave-one-out error, which ridge
-    regression gives in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the original's norm: what the
-    map leaves on samples that it has not seen, and so the label of the router.
+    regression gives in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the
+    original's norm: what the map leaves on samples that it has not seen, and so the label of the router.
     """
     proxy, original = np.asarray(proxy, np.float64), np.asarray(original, np.float64)
     if proxy.shape != original.shape or proxy.ndim != 2 or len(proxy) < 2:

@@ -3,36 +3,9 @@
 import json
 import threading
 
-import torch
-
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
 
 STATE_FILE = "state.safetensors"
-
-
-def pack_optimizer(optimizer):
-    """torch optimizer -> (tensors by name, JSON-able rest)."""
-    tensors, numbers = {}, {}
-    for index, entries in optimizer.state_dict()["state"].items():
-        for name, value in entries.items():
-            key = f"optimizer/{index}/{name}"
-            if torch.is_tensor(value):
-                tensors[key] = value
-            elif value is not None:
-                numbers[key] = value
-    return tensors, numbers
-
-
-def unpack_optimizer(optimizer, tensors, numbers):
-    """The inverse of `pack_optimizer`, into an optimizer over the same parameters."""
-    state = {}
-    for key, value in list(tensors.items()) + list(numbers.items()):
-        if key.startswith("optimizer/"):
-            _, index, name = key.split("/", 2)
-            state.setdefault(int(index), {})[name] = value
-    full = optimizer.state_dict()
-    full["state"] = state
-    optimizer.load_state_dict(full)
 
 
 def read_checkpoint(folder):

@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from tqdm import tqdm
 
-from piebridge.core.checkpoint import pack_optimizer, unpack_optimizer
 from piebridge.core.errors import RunFailed
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.sampler import epoch_batches
@@ -135,12 +134,12 @@ class Saver:
     def save(self, is_epoch_end=False):
         with self._clock.phase("checkpoint"):
             step, progress = self._parts.step, self._progress
-            tensors, numbers = pack_optimizer(step.optimizer)
+            tensors = {f"optimizer/{name}": tensor for name, tensor in step.optimizer.state().items()}
             tensors.update({f"trainable/{name}": tensor for name, tensor in step.trainable.state_dict().items()})
             tensors.update({f"best/{name}": tensor for name, tensor in self._best.items()})
             tensors["random/torch"] = torch.get_rng_state()
-            facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "optimizer": numbers,
-                     "gate": self._parts.gate.state(), "router": self._parts.router.state(), "clock": self._clock.state(),
+            facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "gate": self._parts.gate.state(),
+                     "router": self._parts.router.state(), "clock": self._clock.state(),
                      "usable": [int(i) for i in self._parts.source.usable]}
             rows = list(progress.rows)
             self._writer.save(tensors, facts, then=(lambda: self._run_folder.write_metrics(rows)) if is_epoch_end else lambda: None)
@@ -150,7 +149,7 @@ class Saver:
         step = self._parts.step
         step.trainable.load_state_dict(_below("trainable/", tensors))
         self._best.update(_below("best/", tensors))
-        unpack_optimizer(step.optimizer, tensors, facts["optimizer"])
+        step.optimizer.restore(_below("optimizer/", tensors))
         torch.set_rng_state(tensors["random/torch"])
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])

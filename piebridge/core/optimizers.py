@@ -1,14 +1,90 @@
-"""Update rules and learning-rate schedules by name."""
+"""Update rules and learning-rate schedules by name.
 
-import inspect
+The rules are written out here since torch.optim imports torch's compiler, which takes a second: as long as everything else that
+`ours` does on a small set. They are checked against torch.optim in float64.
+"""
+
 import math
 
 import torch
 
 
+class UpdateRule:
+    """Updates `parameters` in place from their `.grad`; its state is a flat dict of tensors, for checkpoints."""
+
+    slots = ()  # names of the tensors that are kept for each parameter
+
+    def __init__(self, parameters, settings):
+        self.parameters = list(parameters)
+        self.settings = settings
+        self.steps = 0
+        self._slots = {name: [torch.zeros_like(parameter) for parameter in self.parameters] for name in self.slots}
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, rate):
+        """One update at learning rate `rate`. Parameters without a gradient stay as they are."""
+        self.steps += 1
+        chosen = [index for index, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        slots = [[self._slots[name][index] for index in chosen] for name in self.slots]
+        self._update([self.parameters[index] for index in chosen], [self.parameters[index].grad for index in chosen], rate, *slots)
+
+    def _update(self, parameters, gradients, rate, *slots):
+        raise NotImplementedError
+
+    def state(self):
+        """{name: tensor}; the tensors are the live ones."""
+        state = {f"{name}/{index}": tensor for name, tensors in self._slots.items() for index, tensor in enumerate(tensors)}
+        state["steps"] = torch.tensor([self.steps])
+        return state
+
+    def restore(self, state):
+        self.steps = int(state["steps"][0])
+        for name, tensors in self._slots.items():
+            for index, tensor in enumerate(tensors):
+                tensor.copy_(state[f"{name}/{index}"])
+
+
+class AdamW(UpdateRule):
+    """Decoupled weight decay (Loshchilov & Hutter, 2019), betas 0.9 and 0.999, epsilon 1e-8.
+
+    p <- p - rate * decay * p - rate * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    """
+
+    slots = ("mean", "square")
+    beta_mean, beta_square, epsilon = 0.9, 0.999, 1e-8
+
+    def _update(self, parameters, gradients, rate, means, squares):
+        torch._foreach_mul_(parameters, 1 - rate * self.settings.weight_decay)
+        torch._foreach_mul_(means, self.beta_mean)
+        torch._foreach_add_(means, gradients, alpha=1 - self.beta_mean)
+        torch._foreach_mul_(squares, self.beta_square)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta_square)
+        scale_mean, scale_square = 1 - self.beta_mean ** self.steps, 1 - self.beta_square ** self.steps
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, math.sqrt(scale_square))
+        torch._foreach_add_(roots, self.epsilon)
+        torch._foreach_addcdiv_(parameters, means, roots, -rate / scale_mean)
+
+
+class SGD(UpdateRule):
+    """Momentum without dampening, weight decay in the gradient: b <- momentum * b + g + decay * p; p <- p - rate * b."""
+
+    slots = ("velocity",)
+
+    def _update(self, parameters, gradients, rate, velocities):
+        torch._foreach_mul_(velocities, self.settings.momentum)
+        torch._foreach_add_(velocities, gradients)
+        torch._foreach_add_(velocities, parameters, alpha=self.settings.weight_decay)
+        torch._foreach_add_(parameters, velocities, alpha=-rate)
+
+
 def build_optimizer(parameters, settings):
-    """A torch optimizer over `parameters` for the `optimizer` section of a configuration."""
-    return OPTIMIZERS[settings.kind](list(parameters), settings)
+    """The UpdateRule over `parameters` for the `optimizer` section of a configuration."""
+    return UPDATE_RULES[settings.kind](parameters, settings)
 
 
 def learning_rate(settings, progress):
@@ -16,22 +92,7 @@ def learning_rate(settings, progress):
     return SCHEDULES[settings.schedule](settings.lr, progress)
 
 
-def set_learning_rate(optimizer, rate):
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def _adamw(parameters, settings):
-    # The fused kernel updates all parameters in one call; torch 1.10 does not have it.
-    can_fuse = "fused" in inspect.signature(torch.optim.AdamW).parameters
-    return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay, **({"fused": True} if can_fuse else {}))
-
-
-def _sgd(parameters, settings):
-    return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-
-
-OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
+UPDATE_RULES = {"adamw": AdamW, "sgd": SGD}
 SCHEDULES = {
     "cosine": lambda lr, progress: 0.5 * lr * (1 + math.cos(math.pi * progress)),
     "constant": lambda lr, progress: lr,

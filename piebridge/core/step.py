@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from piebridge.core.optimizers import build_optimizer, learning_rate, set_learning_rate
+from piebridge.core.optimizers import build_optimizer, learning_rate
 
 
 class EagerStep:
@@ -23,10 +23,9 @@ class EagerStep:
         detached = losses.detach()
         is_selected = gate.select(detached)
         if bool(is_selected.any()):
-            set_learning_rate(self.optimizer, learning_rate(self._settings, progress))
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             losses[is_selected].mean().backward()
-            self.optimizer.step()
+            self.optimizer.step(learning_rate(self._settings, progress))
         return detached, is_selected
 
 
