@@ -3,13 +3,12 @@
 from collections import namedtuple
 from pathlib import Path
 
-import torch
-
-from piebridge.core import capture, state_dicts, weights
+from piebridge.core import capture, graph, state_dicts, weights
+from piebridge.core.descriptions import read_description
 from piebridge.core.efficientnet_lite import EfficientNetLite0
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
-from piebridge.core.network import expected_shapes
+from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.network_file import load_network_file
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -107,20 +106,19 @@ def _captured(name, known):
 
 
 def _with_tensors(name, known, tensors, path, is_by_order=False):
-    with torch.random.fork_rng(devices=[]):  # the random weights, soon replaced, must not move the caller's seed
-        network = _captured(name, known)
-        if not is_by_order:
-            if known.averaged_heads and known.averaged_heads[1] + ".weight" in tensors:
-                tensors = capture.join_head_tensors(tensors, known.averaged_heads)
-            _fit_head(network, tensors)
+    description = read_description(name)
+    if not is_by_order:
+        if known.averaged_heads and known.averaged_heads[1] + ".weight" in tensors:
+            tensors = capture.join_head_tensors(tensors, known.averaged_heads)
+        _fit_head(description, tensors)
     match = state_dicts.match_by_order if is_by_order else state_dicts.match_by_name
-    network.load_state_dict(match(path, tensors, expected_shapes(network.description)))
-    return network
+    return GraphNetwork(description, match(path, tensors, expected_shapes(description))).eval()
 
 
-def _fit_head(network, tensors):
-    """Give the network as many classes as the state dict has."""
-    weight = tensors.get(network.description["head"] + ".weight")
-    if weight is not None and weight.dim() == 2 and weight.shape[0] != network.head.out_features:
-        network.replace_head([str(index) for index in range(weight.shape[0])])
-        network.description["class_names"] = None
+def _fit_head(description, tensors):
+    """Give the description as many classes as the state dict has."""
+    weight = tensors.get(description["head"] + ".weight")
+    head = graph.nodes_by_name(description)[description["output"]]
+    if weight is not None and weight.dim() == 2 and weight.shape[0] != head["arguments"]["out_features"]:
+        head["arguments"]["out_features"] = int(weight.shape[0])
+        description["class_names"] = None
