@@ -67,7 +67,7 @@ class Cache:
 class Proxies:
     levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8")
     use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
-    calibration_images: int = option(96, "unlabelled training images that fit the bridge maps", low=8, high=100000)
+    calibration_images: int = option(64, "unlabelled training images that fit the bridge maps", low=8, high=100000)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Router:
 
 @dataclass(frozen=True)
 class Gate:
-    kind: str = option("none", "which samples run backward: none (all) or loss", choices=("none", "loss"))
+    kind: str = option("none", "which samples run backward: none (all), loss, or auto: loss where skipping saves time",
+                       choices=("none", "loss", "auto"))
     momentum: float = option(0.8, "momentum of the running loss that a sample is compared with", low=0.0, high=0.9999)
 
 

@@ -144,6 +144,7 @@ def _run(work, checkpoint, record, memory):
     with clock.phase("checkpoint"):
         write_safetensors(folder.trainable_file, dict(trainable.state_dict()), {"pet": config.pet.kind})
         save_network(bridge(work.network, trainable, config.pet.kind).to("cpu").eval(), folder.tuned_file)
+        folder.drop_cache()
     record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
     with clock.evaluation():
         record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)

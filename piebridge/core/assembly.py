@@ -9,7 +9,7 @@ from piebridge.core.gate import GATES
 from piebridge.core.loader import ImageLoader
 from piebridge.core.loop import Parts
 from piebridge.core.pet import build_trainable
-from piebridge.core.preparation import FILL_BATCH, FrozenPart
+from piebridge.core.preparation import FILL_BATCH, FrozenPart, caches_features
 from piebridge.core.router import FixedRouter
 from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
@@ -44,12 +44,15 @@ def build_parts(work):
         source, router = _images(work), FixedRouter([0] * len(work.dataset.train))
     else:
         source, router = frozen.source_and_router()
+    gate = config.gate.kind
+    if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
+        gate = "none" if caches_features(config) else "loss"
     labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
-    parts = Parts(source=source, step=EagerStep(trainable, config.optimizer), gate=GATES[config.gate.kind](config.gate),
+    parts = Parts(source=source, step=EagerStep(trainable, config.optimizer), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))
-    return parts, (frozen.decisions.values if frozen else {})
+    return parts, dict(frozen.decisions.values if frozen else {}, gate=gate)
 
 
 class Validation:

@@ -1,5 +1,6 @@
 """The one device resolver, and what a process uses of memory."""
 
+import contextlib
 import logging
 import os
 import resource
@@ -46,6 +47,17 @@ def describe_device(device):
 def usable_cores():
     """Cores this process may use (a container or `taskset` may allow fewer than the machine has)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def limited_threads(count):
+    """Let torch use `count` threads; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class PeakMemory:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from tqdm import tqdm
 
+from piebridge.core.device import limited_threads
 from piebridge.core.errors import RunFailed
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.sampler import epoch_batches
@@ -20,7 +21,7 @@ PHASES = ("setup", "probe", "proxies", "cache", "decode", "frozen", "trainable",
 class Parts:
     """What a method brings to the loop."""
 
-    source: Any  # stream(batches, epoch) -> (indices, inputs); needs_level_batches; usable: indices of the training samples
+    source: Any  # stream(batches, epoch, levels) -> (indices, inputs); needs_level_batches; threads; usable: sample indices
     step: Any  # step(inputs, labels, gate, progress) -> (losses, is_selected)
     gate: Any
     router: Any
@@ -53,6 +54,11 @@ def run_loop(parts, progress, best, clock, checkpoints, interrupt):
 
     `checkpoints` is a Saver: `due()` and `save(is_epoch_end)`.
     """
+    with limited_threads(parts.source.threads):
+        _run_epochs(parts, progress, best, clock, checkpoints, interrupt)
+
+
+def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
     total = parts.epochs
     for epoch in range(progress.epoch, total):
         levels = parts.router.levels[parts.source.usable] if parts.source.needs_level_batches else None

@@ -105,7 +105,9 @@ class FrozenPart:
         with work.clock.phase("probe"):
             as_configured = {"backend": wanted, "reason": "as configured"}
             choice = self.decisions.decide("backend", measure if wanted == "auto" else lambda: as_configured)
-            LOG.info("frozen segments run on %s: %s", choice["backend"], choice["reason"])
+            speed = f", {choice['milliseconds']:.3g} ms per image" if choice.get("milliseconds") else ""
+            LOG.info("frozen segments run on %s%s", choice["backend"], speed)
+            LOG.debug("why %s: %s", choice["backend"], choice["reason"])
             if built and built[0] is not None:
                 return built[0]
             return backends.build_segment(choice["backend"], work.network, self.native, self.batch_size)
@@ -170,7 +172,8 @@ class Proxies:
                 self._consider(spec, is_kept=bool(decided) or self.settings.use == "all")
         decided = part.decisions.decide("proxies", lambda: {"levels": [level.name for level in self.levels],
                                                             "reason": "; ".join(self._notes)})
-        LOG.info("proxies: %s", decided["reason"])
+        LOG.info("proxies: %s", ", ".join(decided["levels"]) or "none pays here")
+        LOG.debug("why: %s", decided["reason"])
 
     @property
     def levels(self):

@@ -66,6 +66,11 @@ class RunFolder:
         if self.checkpoint_folder.is_dir():
             shutil.rmtree(str(self.checkpoint_folder))
 
+    def drop_cache(self):
+        """The features of a finished run have done their work."""
+        if self.cache_folder.is_dir():
+            shutil.rmtree(str(self.cache_folder))
+
     def write_record(self, record):
         write_json(self.record_file, record)
 

@@ -26,6 +26,7 @@ class ImageSource:
     """The images themselves, for a trainable part that starts at the input (FTAll)."""
 
     needs_level_batches = False
+    threads = None
 
     def __init__(self, loader, usable, view_seed, device, clock):
         self.usable = usable
@@ -39,6 +40,8 @@ class ImageSource:
 
 class FrozenSource:
     """Features of frozen networks, computed batch by batch, each epoch anew."""
+
+    threads = None
 
     def __init__(self, levels, usable, view_seed, device, clock):
         self.levels, self.usable = levels, usable
@@ -59,6 +62,7 @@ class CachedSource:
     """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
 
     needs_level_batches = False
+    threads = 1  # a linear layer on a few rows is over before a second thread has woken up
 
     def __init__(self, caches, usable, device, clock):
         self.usable = usable
