@@ -14,7 +14,6 @@ from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.device import PeakMemory, describe_device, resolve_device, synchronizer
-from piebridge.core.doctor import package_version
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
@@ -22,6 +21,7 @@ from piebridge.core.loader import ImageLoader
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import save_network
 from piebridge.core.networks import load_network
+from piebridge.core.packages import package_version
 from piebridge.core.pet import bridge, count_trainable
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.safetensors_file import write_safetensors

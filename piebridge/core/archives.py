@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from .errors import UserError
+from piebridge.core.errors import UserError
 
 MAX_UNPACKED_BYTES = 8 << 30
 

@@ -7,10 +7,10 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from .archives import unpack_tar
-from .errors import UserError
+from piebridge.core.archives import unpack_tar
+from piebridge.core.errors import UserError
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 ARCHIVE_ID = "15iwkPHR1RutYDz4Yq4DGByYV78o51Z7e"
 ARCHIVE_NAME = "datasets.tar.gz"
@@ -57,7 +57,7 @@ def _download(name, folder):
     try:
         result = gdown.download(id=ARCHIVE_ID, output=str(path), quiet=False)
     except Exception as error:  # requests', urllib's and gdown's own, which differ by version
-        logger.debug("gdown: %s", error)
+        LOG.debug("gdown: %s", error)
         raise UserError(f"{name}: the download failed ({type(error).__name__}); {cure}") from error
     if not result or not path.is_file():
         raise UserError(f"{name}: the download was refused; {cure}")

@@ -4,8 +4,8 @@ import os
 from collections import namedtuple
 from pathlib import Path
 
-from .errors import UserError
-from .names import closest
+from piebridge.core.errors import UserError
+from piebridge.core.names import closest
 
 ENVIRONMENT_KEY = "PIEBRIDGE_DATASETS"
 
@@ -107,10 +107,10 @@ def prepare(name, source=None, output=None, **unknown):
         return f"{name} is there already: {installed}"
     destination = Path(str(output)).expanduser() if output is not None else _default_root() / name
     if CATALOGUE[name].how == "openclipart":
-        from .openclipart import build_openclipart
+        from piebridge.core.openclipart import build_openclipart
 
         return build_openclipart(destination, source, name)
-    from .data_archive import fetch_data
+    from piebridge.core.data_archive import fetch_data
 
     return fetch_data(name, destination, source)
 

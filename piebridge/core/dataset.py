@@ -7,17 +7,17 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .data_catalogue import locate_dataset
-from .errors import UserError
-from .files import sha256_of_file, sha256_of_json
-from .images import MAX_MEGAPIXELS, BadImage, check_image, silence_pillow
-from .layouts import Sample, read_layout
-from .splits import portable_key, stratified_split
-from .workers import resolve_workers
+from piebridge.core.data_catalogue import locate_dataset
+from piebridge.core.errors import UserError
+from piebridge.core.files import sha256_of_file, sha256_of_json
+from piebridge.core.images import MAX_MEGAPIXELS, BadImage, check_image, silence_pillow
+from piebridge.core.layouts import Sample, read_layout
+from piebridge.core.splits import portable_key, stratified_split
+from piebridge.core.workers import resolve_workers
 
 __all__ = ["Dataset", "Sample", "open_dataset", "verify_images"]
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
 _CHECKED_AT_ONCE = 512
@@ -124,10 +124,10 @@ def open_dataset(name_or_folder, splits):
         missing = dataset._classes_missing_in(dataset.parts[part])
         if dataset.parts[part] and missing:
             shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-            logger.warning("%s: %d of %d classes have no image in %s: %s", name, len(missing), len(layout.classes), part, shown)
+            LOG.warning("%s: %d of %d classes have no image in %s: %s", name, len(missing), len(layout.classes), part, shown)
     if not dataset.test:
-        logger.warning("%s: no test images; no test accuracy will be reported", name)
-    logger.info("%s: %d classes, %d images to train on, %d to validate, %d to test", name, len(layout.classes),
+        LOG.warning("%s: no test images; no test accuracy will be reported", name)
+    LOG.info("%s: %d classes, %d images to train on, %d to validate, %d to test", name, len(layout.classes),
                 len(dataset.train), len(dataset.val), len(dataset.test))
     return dataset
 
@@ -163,12 +163,12 @@ def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_
     if not bad:
         return dataset
     for sample, reason in bad[:max_bad_files + 1]:
-        logger.warning("%s: cannot be read as an image (%s)", _printable(sample.path), reason)
+        LOG.warning("%s: cannot be read as an image (%s)", _printable(sample.path), reason)
     if len(bad) > max_bad_files:
         raise UserError(f"{dataset.folder}: {len(bad)} of {len(samples)} images cannot be read, more than loader.max_bad_files="
                         f"{max_bad_files}; the first is {_printable(bad[0][0].path)} ({bad[0][1]}); repair or remove them, "
                         "or raise that number")
-    logger.warning("%s: %d of %d images are skipped", dataset.name, len(bad), len(samples))
+    LOG.warning("%s: %d of %d images are skipped", dataset.name, len(bad), len(samples))
     remaining = dataset.without([sample for sample, _ in bad])
     remaining.bad_files = dataset.bad_files + [(_printable(sample.path), reason) for sample, reason in bad]
     return remaining

@@ -8,6 +8,7 @@ import resource
 import torch
 
 from piebridge.core.errors import UserError
+from piebridge.core.workers import usable_cores
 
 LOG = logging.getLogger(__name__)
 
@@ -42,11 +43,6 @@ def describe_device(device):
     if device.type == "cuda":
         facts["name"] = torch.cuda.get_device_name(device)
     return facts
-
-
-def usable_cores():
-    """Cores this process may use (a container or `taskset` may allow fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 @contextlib.contextmanager

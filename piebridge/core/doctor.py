@@ -4,22 +4,20 @@
 cannot be found out is None and reads n/a.
 """
 
-import importlib
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from .workers import usable_cores
+from piebridge.core.packages import BROKEN, PROJECT_NAMES, imported_version, one_line, package_version
+from piebridge.core.workers import usable_cores
 
 PACKAGES = ("torch", "torchvision", "numpy", "PIL", "yaml", "pandas", "tqdm", "gdown", "openvino", "onnxruntime", "onnx", "timm",
             "matplotlib")
 NEEDED = ("torch", "torchvision", "numpy", "PIL", "yaml", "tqdm")
 LOOKED_UP = ("pandas", "gdown", "onnx", "timm", "matplotlib")
 OPTIONAL = {"openvino": "engine", "onnxruntime": "engine", "onnx": "engine", "timm": "forge", "matplotlib": "plot"}
-PROJECT_NAMES = {"PIL": "pillow", "yaml": "pyyaml"}
-BROKEN = "does not load: "
 LOW_MEMORY_MIB = 2048
 LOW_DISK_GIB = 2
 SENSOR_PATTERNS = (
@@ -35,7 +33,7 @@ def examine(root="/"):
     facts = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: (package_version if name in LOOKED_UP else _imported_version)(name) for name in PACKAGES},
+        "packages": {name: (package_version if name in LOOKED_UP else imported_version)(name) for name in PACKAGES},
         "device": _device(root),
         "memory": _memory(root),
         "disk_free_gib": _disk_free_gib(Path.cwd()),
@@ -58,8 +56,8 @@ def advice(facts):
             cure = "pip install " + PROJECT_NAMES.get(name, name)
             if is_jetson and name.startswith("torch"):
                 cure = "take NVIDIA's build for this JetPack (requirements/README.md)"
-            lines.append("%s is missing and needed: %s" % (name, cure))
-    lines += ["%s %s: reinstall it" % (name, version) for name, version in packages.items() if (version or "").startswith(BROKEN)]
+            lines.append(f"{name} is missing and needed: {cure}")
+    lines += [f"{name} {version}: reinstall it" for name, version in packages.items() if (version or "").startswith(BROKEN)]
     if is_on_cpu and not is_jetson and packages["openvino"] is None and packages["onnxruntime"] is None:
         lines.append("frozen layers run several times faster with a CPU backend: pip install openvino")
     if is_on_cpu and is_jetson and packages["torch"] is not None:
@@ -71,8 +69,8 @@ def advice(facts):
         lines.append("no swap and little memory: zram swap helps; swap on an SD card wears the card")
     disk = facts["disk_free_gib"]
     if disk is not None and disk < LOW_DISK_GIB:
-        lines.append("%.1f GiB of disk are free here, and runs write checkpoints and caches: free some space" % disk)
-    return lines + ["%s: %s" % (name, found["detail"]) for name, found in facts["files"].items() if not found["is_readable"]]
+        lines.append(f"{disk:.1f} GiB of disk are free here, and runs write checkpoints and caches: free some space")
+    return lines + [f"{name}: {found['detail']}" for name, found in facts["files"].items() if not found["is_readable"]]
 
 
 def render(facts):
@@ -80,14 +78,14 @@ def render(facts):
     device, memory, sensors = facts["device"], facts["memory"], facts["sensors"]
     rows = [("python", facts["python"]), ("platform", facts["platform"]), ("jetson", facts["jetson"] or "no")]
     for name in PACKAGES:
-        missing = "not installed" + (" (extra `%s`)" % OPTIONAL[name] if name in OPTIONAL else "")
+        missing = "not installed" + (f" (extra `{OPTIONAL[name]}`)" if name in OPTIONAL else "")
         rows.append((PROJECT_NAMES.get(name, name), facts["packages"][name] or missing))
     rows += [
-        ("device", "%s, %s" % (device["type"], device["name"])),
-        ("cores", "%s usable, torch uses %s" % (device["cores"], _shown(device["threads"]))),
-        ("memory", "%s MiB free of %s MiB" % (_shown(memory["available_mib"]), _shown(memory["total_mib"]))),
-        ("swap", "%s MiB" % _shown(memory["swap_mib"])),
-        ("disk", "n/a" if facts["disk_free_gib"] is None else "%.1f GiB free here" % facts["disk_free_gib"]),
+        ("device", f"{device['type']}, {device['name']}"),
+        ("cores", f"{device['cores']} usable, torch uses {_shown(device['threads'])}"),
+        ("memory", f"{_shown(memory['available_mib'])} MiB free of {_shown(memory['total_mib'])} MiB"),
+        ("swap", f"{_shown(memory['swap_mib'])} MiB"),
+        ("disk", "n/a" if facts["disk_free_gib"] is None else f"{facts['disk_free_gib']:.1f} GiB free here"),
         ("power mode", facts["power_mode"] or "n/a"),
         ("power sensors", "%d of %d readable" % (sensors["readable"], sensors["found"]) if sensors["found"] else "n/a"),
     ]
@@ -96,25 +94,6 @@ def render(facts):
     lines = ["%-*s  %s" % (width, label, value) for label, value in rows]
     todo = ["To do:"] + ["* " + line for line in facts["advice"]] if facts["advice"] else ["All is well."]
     return "\n".join(lines + [""] + todo)
-
-
-def package_version(name):
-    """Version of the package that `import NAME` would give, or None; not imported where Python can look it up (since 3.8)."""
-    try:
-        return importlib.import_module("importlib.metadata").version(PROJECT_NAMES.get(name, name))
-    except ImportError:  # no such package, or an older Python: the import has the last word
-        return _imported_version(name)
-
-
-def _imported_version(name):
-    """Version of a package that loads; None where it is missing, or why it does not load."""
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        return None if getattr(error, "name", None) == name else BROKEN + _one_line(error)
-    except Exception as error:  # a broken binary package may raise anything
-        return BROKEN + _one_line(error)
-    return str(getattr(module, "__version__", "installed"))
 
 
 def _device(root):
@@ -159,7 +138,7 @@ def _power_mode():
     try:
         output = subprocess.check_output(["nvpmodel", "-q"], stderr=subprocess.STDOUT, timeout=10)
     except (OSError, subprocess.SubprocessError) as error:
-        return "nvpmodel -q failed: %s" % _one_line(error)
+        return f"nvpmodel -q failed: {one_line(error)}"
     return ", ".join(line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip())
 
 
@@ -172,15 +151,15 @@ def _files():
     """{name: {"is_readable", "detail"}} of the embedded data set and of the network that the shipped runs start from."""
 
     def embedded_set():
-        from .data_catalogue import locate_dataset
-        from .layouts import read_layout
+        from piebridge.core.data_catalogue import locate_dataset
+        from piebridge.core.layouts import read_layout
 
         _, folder = locate_dataset("Clipart10")
         layout = read_layout(Path(str(folder)))
         return "%d classes, %d images" % (len(layout.classes), sum(len(part) for part in layout.parts.values()))
 
     def network():
-        from .networks import load_network
+        from piebridge.core.networks import load_network
 
         return "%d parameters" % sum(parameter.numel() for parameter in load_network("efficientnet_lite0").parameters())
 
@@ -189,7 +168,7 @@ def _files():
         try:
             found[name] = {"is_readable": True, "detail": read()}
         except Exception as error:  # whatever it is, the page has to show it
-            found[name] = {"is_readable": False, "detail": _one_line(error)}
+            found[name] = {"is_readable": False, "detail": one_line(error)}
     return found
 
 
@@ -215,8 +194,7 @@ def _first_line(path):
         return None
 
 
-def _one_line(error):
-    return " ".join(str(error).split()) or type(error).__name__
+
 
 
 def _shown(value):

@@ -10,9 +10,9 @@ import warnings
 import numpy
 from PIL import Image
 
-from .errors import UserError
+from piebridge.core.errors import UserError
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 MAX_MEGAPIXELS = 64
@@ -33,7 +33,7 @@ class BadImage(UserError):
         self.reason = reason
 
     def __str__(self):
-        return "%s: cannot be read as an image (%s); repair, replace or remove it" % (self.path, self.reason)
+        return f"{self.path}: cannot be read as an image ({self.reason}); repair, replace or remove it"
 
 
 def load_image(path, max_megapixels=MAX_MEGAPIXELS, minimum_side=None):
@@ -132,7 +132,7 @@ def _upright(image, rgb):
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception as error:
-        logger.debug("EXIF data ignored: %s", error)
+        LOG.debug("EXIF data ignored: %s", error)
         return rgb
     methods = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
                8: "ROTATE_90"}
@@ -158,11 +158,11 @@ def _reason(path, error):
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return "far too many pixels: %s" % str(error).split(",")[0]
+        return f"far too many pixels: {str(error).split(',')[0]}"
     if os.path.isfile(str(path)) and os.path.getsize(str(path)) == 0:
         return "the file is empty"
     if isinstance(error, OSError) and "cannot identify" in str(error):
         return "not an image, or of a kind that is not read here"
     if isinstance(error, (OSError, SyntaxError, EOFError)) and ("truncated" in str(error).lower() or "EOF" in str(error)):
-        return "the file is cut short: %s" % error
+        return f"the file is cut short: {error}"
     return "damaged: %s" % (" ".join(str(error).split()) or type(error).__name__)

@@ -10,11 +10,11 @@ import os
 from collections import Counter, namedtuple
 from pathlib import Path
 
-from .errors import UserError
-from .images import IMAGE_EXTENSIONS
-from .splits import portable_key
+from piebridge.core.errors import UserError
+from piebridge.core.images import IMAGE_EXTENSIONS
+from piebridge.core.splits import portable_key
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 Sample = namedtuple("Sample", "path label")  # str, int (position in the sorted class names)
 Layout = namedtuple("Layout", "classes parts")  # list of str, {"train" | "val" | "test" | "all": [Sample]}
@@ -50,7 +50,7 @@ def _read_split_folders(folder):
     if len(parts) == 1:
         others = [name for name in _subfolders(folder) if name != "train"]
         if others:
-            logger.warning("%s: only train/ is read, not %s", folder, ", ".join(others))
+            LOG.warning("%s: only train/ is read, not %s", folder, ", ".join(others))
         return Layout(classes, {"all": parts["train"]})
     return Layout(classes, parts)
 
@@ -70,7 +70,7 @@ def _samples_of(folder, classes):
         samples.extend(Sample(path, label) for path in paths)
     if ignored:
         kinds = ", ".join(f"{count} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
-        logger.warning("%s: %d files are not taken for images, by their extension: %s", folder, sum(ignored.values()), kinds)
+        LOG.warning("%s: %d files are not taken for images, by their extension: %s", folder, sum(ignored.values()), kinds)
     return samples
 
 

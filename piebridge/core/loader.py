@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from .images import MAX_MEGAPIXELS, load_image, silence_pillow
-from .workers import resolve_workers
+from piebridge.core.images import MAX_MEGAPIXELS, load_image, silence_pillow
+from piebridge.core.workers import resolve_workers
 
 _IMAGES_AHEAD = 32
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from .errors import UserError
-from .files import sha256_of_file, write_json, write_text
-from .images import BadImage, load_image, silence_pillow
-from .openclipart_package import CLASS_FOLDERS, download_package, unpack_package
+from piebridge.core.errors import UserError
+from piebridge.core.files import sha256_of_file, write_json, write_text
+from piebridge.core.images import BadImage, load_image, silence_pillow
+from piebridge.core.openclipart_package import CLASS_FOLDERS, download_package, unpack_package
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 # Ten of the classes with 60 distinct drawings or more; map symbols are left out, as many of them are arrows or road signs.
 EMBEDDED_CLASSES = ("arrows", "clothing", "desserts", "flags", "fruit", "mammals", "music", "patterns", "roadsigns", "sports")
@@ -155,7 +155,7 @@ def _render(picture, recipe):
     try:
         image = load_image(picture.path, _MAX_MEGAPIXELS)
     except BadImage as error:
-        logger.info("left out: %s (%s)", picture.relative, error.reason)
+        LOG.info("left out: %s (%s)", picture.relative, error.reason)
         return None
     scale = recipe.side / max(image.size)
     size = tuple(max(1, int(round(side * scale))) for side in image.size)

@@ -6,11 +6,11 @@ import subprocess
 
 from tqdm import tqdm
 
-from .archives import deb_version, open_deb, unpack_tar
-from .errors import UserError
-from .files import sha256_of_file
+from piebridge.core.archives import deb_version, open_deb, unpack_tar
+from piebridge.core.errors import UserError
+from piebridge.core.files import sha256_of_file
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 PACKAGE = "openclipart-png"
 # class name: folder below share/openclipart/png
@@ -34,7 +34,7 @@ def download_package(folder):
     if not shutil.which("apt-get"):
         raise UserError(f"{PACKAGE}: there is no apt-get here to download it with; {by_hand}")
     folder.mkdir(parents=True, exist_ok=True)
-    logger.info("downloading %s (130 MB)", PACKAGE)
+    LOG.info("downloading %s (130 MB)", PACKAGE)
     command = ["apt-get", "download", "-o", "APT::Sandbox::User=root", PACKAGE]
     with subprocess.Popen(command, cwd=str(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           universal_newlines=True) as process, \

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from .errors import UserError
-from .images import IMAGE_EXTENSIONS, BadImage, load_image
-from .network_file import load_network_file
-from .run_folder import RunFolder
-from .transforms import Transform
+from piebridge.core.errors import UserError
+from piebridge.core.images import IMAGE_EXTENSIONS, BadImage, load_image
+from piebridge.core.network_file import load_network_file
+from piebridge.core.run_folder import RunFolder
+from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
 BATCH_SIZE = 16
@@ -46,12 +46,12 @@ def find_images(paths):
         if path.is_dir():
             below = sorted(str(each) for each in path.rglob("*") if each.suffix.lower() in IMAGE_EXTENSIONS and each.is_file())
             if not below:
-                raise UserError("%s: no image files in this folder (%s)" % (path, " ".join(IMAGE_EXTENSIONS)))
+                raise UserError(f"{path}: no image files in this folder ({' '.join(IMAGE_EXTENSIONS)})")
             found += below
         elif path.exists():
             found.append(str(path))
         else:
-            raise UserError("%s: no such file or folder" % path)
+            raise UserError(f"{path}: no such file or folder")
     return found
 
 
@@ -59,7 +59,7 @@ def _tuned_network(run):
     folder = RunFolder(run)
     if not folder.tuned_file.is_file():
         status = (folder.record() or {}).get("status", "unknown")
-        raise UserError("%s: no tuned network here (status: %s); finish the training first" % (folder.path, status))
+        raise UserError(f"{folder.path}: no tuned network here (status: {status}); finish the training first")
     network = load_network_file(folder.tuned_file)
     network.eval()
     return network

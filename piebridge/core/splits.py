@@ -7,7 +7,7 @@ images are ranked by a hash of seed and path. Adding images leaves the rank of t
 import hashlib
 import unicodedata
 
-from .errors import UserError
+from piebridge.core.errors import UserError
 
 
 def portable_key(relative_path):

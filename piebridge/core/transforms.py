@@ -10,8 +10,8 @@ import numpy
 import torch
 from PIL import Image
 
-from .errors import UserError
-from .names import closest
+from piebridge.core.errors import UserError
+from piebridge.core.names import closest
 
 _FILTERS = getattr(Image, "Resampling", Image)  # Pillow before 9.1 has them in the module itself
 INTERPOLATIONS = {name: getattr(_FILTERS, name.upper())
@@ -45,9 +45,9 @@ class Transform:
         _check_choice("interpolation", interpolation, INTERPOLATIONS)
         _check_choice("augment", augment, AUGMENTATIONS)
         if int(size) != size or size < 1:
-            raise UserError("input size %r: give a whole number of pixels, at least 1" % (size,))
+            raise UserError(f"input size {size!r}: give a whole number of pixels, at least 1")
         if not 0 < crop_fraction <= 1:
-            raise UserError("crop_fraction=%r: give a number above 0, at most 1" % (crop_fraction,))
+            raise UserError(f"crop_fraction={crop_fraction!r}: give a number above 0, at most 1")
         self.size = int(size)
         self.mean = tuple(float(value) for value in mean)
         self.std = tuple(float(value) for value in std)

@@ -10,7 +10,7 @@ import torch
 
 from piebridge.core.errors import UserError
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 FOLDER = "proxynetworks"
 TIMEOUT_SECONDS = 20
@@ -65,7 +65,7 @@ def _fetched(name, weights):
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    logger.info("fetching %s", weights.url)
+    LOG.info("fetching %s", weights.url)
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_SECONDS)  # torch.hub sets none and would wait for ever
     try:

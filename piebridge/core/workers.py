@@ -3,9 +3,9 @@
 import logging
 import os
 
-from .errors import UserError
+from piebridge.core.errors import UserError
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 _LOW_MEMORY_BYTES = 1 << 30
 
@@ -15,7 +15,7 @@ def resolve_workers(workers, meminfo="/proc/meminfo"):
     if workers == "auto":
         available = available_memory(meminfo)
         if available is not None and available < _LOW_MEMORY_BYTES:
-            logger.info("images are decoded by the main thread: only %d MiB of memory are free", available >> 20)
+            LOG.info("images are decoded by the main thread: only %d MiB of memory are free", available >> 20)
             return 0
         return usable_cores()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:

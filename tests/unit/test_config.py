@@ -29,13 +29,13 @@ def test_all_problems_are_reported_together(tmp_path):
     message = refused(tmp_path, "epochs: many\noptimizer: {lr: -1}\nbatchsize: 4\n", ["gate.kind=los"])
     assert "epochs: 'many' is not a whole number" in message
     assert "optimizer.lr: -1.0 is below the least allowed, 0.0" in message
-    assert "batchsize: unknown key; did you mean" in message
-    assert "command line: gate.kind: 'los' is not one of none, loss, auto; did you mean loss?" in message
+    assert "batchsize: unknown key (did you mean 'loader.batch_size'?)" in message
+    assert "command line: gate.kind: 'los' is not one of none, loss, auto (did you mean 'loss'?)" in message
     assert len(message.splitlines()) == 4
 
 
 def test_short_name_of_a_key_is_recognised(tmp_path):
-    assert "did you mean optimizer.lr?" in refused(tmp_path, "lr: 0.1\n")
+    assert "did you mean 'optimizer.lr'?" in refused(tmp_path, "lr: 0.1\n")
 
 
 def test_contradiction_is_refused_in_the_methods_words(tmp_path):
@@ -46,9 +46,9 @@ def test_contradiction_is_refused_in_the_methods_words(tmp_path):
 @pytest.mark.parametrize("text, expected", [
     ("a: 1\na: 2\n", "given twice"), ("epochs: [1\n", "not valid YAML"), ("- 1\n", "holds a list"), ("optimizer: 3\n", "is a section"),
     ("a: &x [1]\nb: *x\n", "aliases"), ("epochs: true\n", "not a whole number"), ("optimizer: {lr: .nan}\n", "not a finite number"),
-    ("optimizer: {lr: 1e999}\n", "not a finite number"), ("method: Ours\n", "unknown method 'Ours'; did you mean ours?"),
-    ("loader: {workers: some}\n", "neither auto nor a number"), ("overwrite: 1\n", "not true or false"),
-    ("router: {kind: level:x}\n", "none, residual, random, level:N"),
+    ("optimizer: {lr: 1e999}\n", "not a finite number"), ("method: Ours\n", "'Ours' is not one of FTAll"),
+    ("loader: {workers: some}\n", "is not auto or a number from 0 to 256"), ("overwrite: 1\n", "not true or false"),
+    ("router: {kind: level:x}\n", "none, residual, random or level:N"),
 ])
 def test_bad_files(tmp_path, text, expected):
     assert expected in refused(tmp_path, text)
@@ -88,3 +88,12 @@ def test_every_method_makes_a_configuration(method):
     for key, value in METHODS[method].fixed.items():
         section, _, name = key.partition(".")
         assert getattr(getattr(config, section), name) == value
+
+
+@pytest.mark.parametrize("overrides, expected", [
+    (["cache.kind=features", "loader.augment=flip"], "keeps one view of each image"),
+    (["pet.kind=all", "cache.kind=features"], "freezes none"),
+    (["pet.kind=all"], "use method=FTAll"),
+])
+def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
+    assert expected in refused(tmp_path, "method: ours\n", overrides)

@@ -66,7 +66,7 @@ class OpenVinoEmitter:
 
     def max_pool(self, x, kernel, strides, begin, end, dilations):
         if dilations != [1, 1]:
-            raise Unsupported("max pooling with dilation %s is not translated" % dilations)
+            raise Unsupported(f"max pooling with dilation {dilations} is not translated")
         return self._max_pool(x, strides, begin, end, kernel, "floor", "explicit")
 
     def average_pool(self, x, kernel, strides, begin, end, counts_padding):

@@ -9,8 +9,8 @@ import torch
 from piebridge.core.backends import device_profile
 from piebridge.core.backends.registry import BACKENDS, build_segment, missing_packages
 from piebridge.core.device import describe_device
-from piebridge.core.doctor import package_version
 from piebridge.core.errors import UserError
+from piebridge.core.packages import package_version
 
 LOG = logging.getLogger(__name__)
 # A candidate may be this much faster than what is typical of it before the race would have left it out wrongly.
@@ -60,7 +60,7 @@ def probe(network, images, batch_size, tolerance=1e-3, expected_images=None, bud
     key = _key(network, images, batch_size, tolerance, expected_images, names, fingerprint) if is_remembered else None
     recalled = device_profile.recall(key) if is_remembered else None
     if recalled and recalled.get("backend") in ["eager"] + names and not missing_packages(recalled["backend"]):
-        return Choice(recalled["backend"], "recalled from %s: %s" % (device_profile.profile_path().name, recalled["reason"]),
+        return Choice(recalled["backend"], f"recalled from {device_profile.profile_path().name}: {recalled['reason']}",
                       recalled["milliseconds"], recalled["measurements"], time.perf_counter() - start, is_recalled=True)
     race = _Race(network, images, batch_size, tolerance)
     for name in names:
@@ -90,7 +90,7 @@ class _Race:
     def enter(self, name, start, expected_images, budget_seconds):
         is_late = self.is_any_tried and time.perf_counter() - start > budget_seconds
         verdict = self._why_not(name, expected_images) or (
-            "not tried: the probe's %.3g s are over" % budget_seconds if is_late else None)
+            f"not tried: the probe's {budget_seconds:.3g} s are over" if is_late else None)
         if verdict:
             self._note(name, verdict)
             return
@@ -105,7 +105,7 @@ class _Race:
             self._note(name, "refused: " + _first_line(failure))
             return
         if error > self.tolerance:
-            verdict = "refused: its features differ from eager's by %.2g, more than the tolerance %.2g" % (error, self.tolerance)
+            verdict = f"refused: its features differ from eager's by {error:.2g}, more than the tolerance {self.tolerance:.2g}"
             self._note(name, verdict, error=error, build_seconds=build_seconds)
             return
         milliseconds = _milliseconds(segment, self.images)
@@ -120,12 +120,12 @@ class _Race:
         if missing:
             return "not installed: " + ", ".join(missing)
         if known.rounding > self.tolerance:
-            return "refused: its numbers are rounded to %.2g, more than the tolerance %.2g" % (known.rounding, self.tolerance)
+            return f"refused: its numbers are rounded to {known.rounding:.2g}, more than the tolerance {self.tolerance:.2g}"
         eager, best = self.milliseconds("eager"), self.milliseconds(self.best)
         gain = best - eager / known.speedup / OPTIMISM  # ms per image, at best
         cost = known.build_seconds + 3 * len(self.images) * eager / known.speedup / 1000
         if gain <= 0:
-            return "not tried: slower than %s as a rule" % self.best
+            return f"not tried: slower than {self.best} as a rule"
         if expected_images is not None and gain / 1000 * expected_images < cost:
             return "not tried: could save %.2g s of %d images for %.2g s" % (gain / 1000 * expected_images, expected_images, cost)
         return None
@@ -151,7 +151,7 @@ def _order(network, candidates):
     """Names to try, the fastest as a rule first; on a GPU only those that run there."""
     for name in candidates or ():
         if name not in BACKENDS:
-            raise UserError("the probe knows no backend %r; known: %s" % (name, ", ".join(BACKENDS)))
+            raise UserError(f"the probe knows no backend {name!r}; known: {', '.join(BACKENDS)}")
     is_on_cpu = next(network.parameters()).device.type == "cpu"
     names = [name for name in candidates or BACKENDS if name != "eager" and (is_on_cpu or not BACKENDS[name].is_cpu_only)]
     return sorted(names, key=lambda name: -BACKENDS[name].speedup)
@@ -161,15 +161,15 @@ def _reason(race, tolerance):
     others = {}  # what happened -> names
     for each in race.measurements:
         if each["backend"] not in ("eager", race.best):
-            happened = each["verdict"] if each["milliseconds"] is None else "%.3g ms" % each["milliseconds"]
+            happened = each["verdict"] if each["milliseconds"] is None else f"{each['milliseconds']:.3g} ms"
             others.setdefault(happened, []).append(each["backend"])
-    notes = "".join("; %s %s" % (", ".join(names), happened) for happened, names in others.items())
+    notes = "".join(f"; {', '.join(names)} {happened}" for happened, names in others.items())
     eager, best = race.milliseconds("eager"), race.milliseconds(race.best)
     if race.best == "eager":
-        return "%.3g ms per image, and nothing faster agrees with it to %.2g%s" % (eager, tolerance, notes)
+        return f"{eager:.3g} ms per image, and nothing faster agrees with it to {tolerance:.2g}{notes}"
     error = next(each["error"] for each in race.measurements if each["backend"] == race.best)
-    return "%.3g ms per image, %.2g times as fast as eager (%.3g ms); features differ by %.1g (tolerance %.2g)%s" % (
-        best, eager / best, eager, error, tolerance, notes)
+    return (f"{best:.3g} ms per image, {eager / best:.2g} times as fast as eager ({eager:.3g} ms); "
+            f"features differ by {error:.1g} (tolerance {tolerance:.2g}){notes}")
 
 
 def _first_line(failure):

@@ -41,12 +41,11 @@ def build_segment(backend, network, input_size, batch_size):
     """
     known = dict(BACKENDS, **PROXY_BACKENDS)
     if backend not in known:
-        raise UserError("backend.name=%s: unknown backend%s; known: auto, %s"
-                        % (backend, closest(backend, list(known)), ", ".join(known)))
+        raise UserError(f"backend.name={backend}: unknown backend{closest(backend, list(known))}; known: auto, {', '.join(known)}")
     missing = missing_packages(backend)
     if missing:
-        raise UserError("backend.name=%s: not installed: %s; pip install 'piebridge[engine]', or use backend.name=auto or eager"
-                        % (backend, ", ".join(missing)))
+        raise UserError(f"backend.name={backend}: not installed: {', '.join(missing)}; pip install 'piebridge[engine]', "
+                        "or use backend.name=auto or eager")
     with torch.no_grad():
         return known[backend].build(network, int(input_size), int(batch_size))
 

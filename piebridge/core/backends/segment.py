@@ -2,8 +2,8 @@
 
 import torch
 
-from piebridge.core.device import usable_cores
 from piebridge.core.errors import UserError
+from piebridge.core.workers import usable_cores
 
 
 class Unsupported(UserError):

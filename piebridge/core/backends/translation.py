@@ -54,7 +54,7 @@ class _Translation:
     def rule_for(self, node):
         rule = RULES.get(node["operation"])
         if rule is None:
-            raise Unsupported("node %r: no rule to translate operation %s" % (node["name"], node["operation"]))
+            raise Unsupported(f"node {node['name']!r}: no rule to translate operation {node['operation']}")
         return rule
 
     def input(self, node, position=0):

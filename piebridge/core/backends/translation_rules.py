@@ -21,7 +21,7 @@ def _pair(value):
 def _batch_norm_arrays(job, node):
     arrays = [job.array(node["module"] + "." + name) for name in ("weight", "bias", "running_mean", "running_var")]
     if arrays[2] is None:
-        raise Unsupported("node %r: a BatchNorm2d without running statistics depends on the batch" % node["name"])
+        raise Unsupported(f"node {node['name']!r}: a BatchNorm2d without running statistics depends on the batch")
     return arrays
 
 
@@ -116,7 +116,7 @@ def _max_pool(job, node, a):
 
 def _average_pool(job, node, a):
     if a["ceil_mode"]:
-        raise Unsupported("node %r: average pooling with ceil_mode is not translated" % node["name"])
+        raise Unsupported(f"node {node['name']!r}: average pooling with ceil_mode is not translated")
     kernel, strides, padding = [_pair(a[name]) for name in ("kernel_size", "stride", "padding")]
     return job.emitter.average_pool(job.input(node), kernel, strides, padding, padding, a["count_include_pad"])
 

@@ -1,0 +1,153 @@
+"""Every key of a configuration: its type, default, meaning and bounds, one frozen dataclass per section."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+
+def option(default, text, choices=None, low=None, high=None, accepts=None, wanted=None):
+    """A dataclass field with its help text and what it allows.
+
+    choices: the allowed texts; low, high: bounds, included; accepts: a test for values of no single type, `wanted` its words.
+    """
+    allowed = {"choices": choices, "low": low, "high": high, "accepts": accepts, "wanted": wanted}
+    return dataclasses.field(default=default, metadata=dict(allowed, text=text))
+
+
+def _is_count(value, most):
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _is_router(value):
+    level = str(value)[len("level:"):]
+    return value in ("none", "residual", "random") or (str(value).startswith("level:") and level.isdigit() and len(level) < 4)
+
+
+@dataclass(frozen=True)
+class Splits:
+    val_fraction: float = option(0.1, "share of each class kept for validation, where the data has no val folder", low=0.0, high=0.9)
+    test_fraction: float = option(0.2, "share of each class kept for the test, where the data has no test folder", low=0.0, high=0.9)
+    seed: int = option(0, "seed of the split; not changed by `seed`, so that all runs see the same test images", low=0)
+
+
+@dataclass(frozen=True)
+class Loader:
+    batch_size: int = option(4, "images per training step", low=1, high=65536)
+    eval_batch_size: int = option(16, "images per step of an evaluation", low=1, high=65536)
+    workers: Any = option("auto", "decoding threads: auto or a number; 0 decodes in the training thread",
+                          accepts=lambda value: value == "auto" or _is_count(value, 256), wanted="auto or a number from 0 to 256")
+    augment: str = option("none", "fresh augmentation, each epoch anew", choices=("none", "flip", "crop_flip"))
+    max_megapixels: float = option(64.0, "larger images are refused before they are decoded", low=0.01)
+    max_bad_files: int = option(10, "unreadable images that are skipped before a run gives up", low=0)
+
+
+@dataclass(frozen=True)
+class Pet:
+    kind: str = option("head", "what is trainable", choices=("head", "all"))
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    kind: str = option("adamw", "update rule", choices=("adamw", "sgd"))
+    lr: float = option(1e-3, "peak learning rate", low=0.0)
+    momentum: float = option(0.9, "momentum of sgd", low=0.0, high=0.9999)
+    weight_decay: float = option(0.01, "weight decay", low=0.0)
+    schedule: str = option("cosine", "learning rate over the run", choices=("cosine", "constant"))
+    label_smoothing: float = option(0.1, "label smoothing", low=0.0, high=0.99)
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str = option("auto", "what frozen segments run on: auto (measured) or a backend's name")
+    tolerance: float = option(1e-3, "largest relative error of a feature vector against eager", low=0.0)
+
+
+@dataclass(frozen=True)
+class Cache:
+    kind: str = option("none", "what is kept across epochs; auto: features where that is exact", choices=("none", "features", "auto"))
+
+
+@dataclass(frozen=True)
+class Proxies:
+    levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8")
+    use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
+    calibration_images: int = option(64, "unlabelled training images that fit the bridge maps", low=8, high=100000)
+
+
+@dataclass(frozen=True)
+class Router:
+    kind: str = option("none", "how a sample gets its level: none, residual, random or level:N",
+                       accepts=_is_router, wanted="none, residual, random or level:N")
+    tolerance: float = option(0.35, "largest predicted relative residual that a level may leave at the head's tap", low=0.0)
+
+
+@dataclass(frozen=True)
+class Gate:
+    kind: str = option("none", "which samples run backward: none (all), loss, or auto: loss where skipping saves time",
+                       choices=("none", "loss", "auto"))
+    momentum: float = option(0.8, "momentum of the running loss that a sample is compared with", low=0.0, high=0.9999)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    seconds: float = option(60.0, "longest time between two checkpoints; there is one at each epoch's end too", low=0.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    method: str = option("ours", "row of the comparison table")
+    network: str = option("efficientnet_lite0", "name of a network, or a network file")
+    data: str = option("Clipart10", "name of a data set, or a folder of images")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    epochs: int = option(12, "passes over the training images", low=1, high=100000)
+    seed: int = option(0, "seed of everything random", low=0, high=2 ** 31 - 1)
+    output: Optional[str] = option(None, "run folder; default: beside the configuration",
+                                   accepts=lambda value: value is None or (isinstance(value, str) and value), wanted="a folder")
+    resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
+    overwrite: bool = option(False, "replace a finished run")
+    trust_pickle: bool = option(False, "allow files that can run code when they are read")
+    splits: Splits = Splits()
+    loader: Loader = Loader()
+    pet: Pet = Pet()
+    optimizer: Optimizer = Optimizer()
+    backend: Backend = Backend()
+    cache: Cache = Cache()
+    proxies: Proxies = Proxies()
+    router: Router = Router()
+    gate: Gate = Gate()
+    checkpoint: Checkpoint = Checkpoint()
+
+    def as_dict(self):
+      
+        """Nested plain values, ready for JSON and YAML."""
+        return _plain(dataclasses.asdict(self))
+
+
+SECTIONS = {field.name: type(field.default) for field in dataclasses.fields(Config) if dataclasses.is_dataclass(field.default)}
+
+
+def known_keys():
+    """Every dotted key with its dataclass field."""
+    keys = {}
+    for field in dataclasses.fields(Config):
+        if field.name not in SECTIONS:
+            keys[field.name] = field
+    for name, section in SECTIONS.items():
+        for field in dataclasses.fields(section):
+            keys[f"{name}.{field.name}"] = field
+    return keys
+
+
+def describe_keys():
+    """(key, default, text) of every key, in file order; choices are part of the text."""
+    rows = []
+    for key, field in known_keys().items():
+        choices = field.metadata["choices"]
+        rows.append((key, field.default, field.metadata["text"] + (f" ({' | '.join(choices)})" if choices else "")))
+    return rows
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
