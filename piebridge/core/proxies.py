@@ -1,32 +1,16 @@
 """Proxies that a device can make by itself: lower resolution, dropped blocks, int8; statistics redone, bridged in closed form."""
 
 import logging
-import re
-from collections import namedtuple
 
 import torch
 from torch import nn
 
 from piebridge.core.errors import UserError
+from piebridge.core.proxy_specs import ProxySpec, parse_spec
+
+__all__ = ["ProxySpec", "blocks_to_drop", "expected_milliseconds", "macs_share", "make_proxy", "match_batch_norm", "parse_spec"]
 
 LOG = logging.getLogger(__name__)
-_SPEC = re.compile(r"(?P<resolution>\d+)px(-drop(?P<dropped>\d+))?(-(?P<precision>int8))?$")
-
-
-class ProxySpec(namedtuple("ProxySpec", "resolution dropped precision")):
-    """What a proxy is: input pixels, number of dropped blocks, `float` or `int8`."""
-
-    def __str__(self):
-        return (f"{self.resolution}px" + (f"-drop{self.dropped}" if self.dropped else "")
-                + ("-int8" if self.precision == "int8" else ""))
-
-
-def parse_spec(text):
-    """`160px`, `224px-drop2`, `192px-drop1-int8` -> ProxySpec. Raises UserError for anything else."""
-    match = _SPEC.match(text)
-    if not match:
-        raise UserError(f"proxies.levels: '{text}' is not a proxy; write PIXELSpx[-dropN][-int8], for example 160px or 224px-drop2-int8")
-    return ProxySpec(int(match.group("resolution")), int(match.group("dropped") or 0), match.group("precision") or "float")
 
 
 def make_proxy(network, spec, images):
