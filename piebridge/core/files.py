@@ -8,8 +8,10 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from pathlib import Path
+
+PART_SUFFIX = ".part"
 
 
 @contextlib.contextmanager
@@ -17,18 +19,23 @@ def atomic_path(path):
     """Yield a temporary path beside `path`; rename it to `path` when the block ends without an exception."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix="." + path.name[:60] + ".", suffix=".part", dir=str(path.parent))
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.parent / f".{path.name[:60]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
+    os.close(os.open(str(temporary), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
         _sync(temporary)
-        os.chmod(str(temporary), 0o666 & ~_umask())  # mkstemp makes files that only the owner can read
         os.replace(str(temporary), str(path))
-        _sync(path.parent)
+        with contextlib.suppress(OSError):  # some file systems refuse to sync a folder; the rename itself is still atomic
+            _sync(path.parent)
     finally:
         if temporary.exists():
             temporary.unlink()
+
+
+def remove_parts(folder):
+    """Delete the temporary files that killed writers left in `folder`; nobody else may be writing there."""
+    for part in Path(folder).glob(".*" + PART_SUFFIX):
+        part.unlink()
 
 
 def write_text(path, text):
@@ -38,6 +45,14 @@ def write_text(path, text):
 
 def write_json(path, value):
     write_text(path, json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path):
+    """The JSON value in a file, or None where there is no file that can be read as JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def sha256_of_file(path):
@@ -53,17 +68,9 @@ def sha256_of_json(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _umask():
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _sync(path):
     handle = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(handle)
-    except OSError:  # some file systems refuse to sync a folder; the rename itself is still atomic
-        pass
     finally:
         os.close(handle)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from piebridge.core.images import MAX_MEGAPIXELS, load_image, silence_pillow
+from piebridge.core.images import MAX_MEGAPIXELS, BadImage, load_image, silence_pillow
 from piebridge.core.workers import resolve_workers
 
 _IMAGES_AHEAD = 32
@@ -23,15 +23,17 @@ class ImageLoader:
         transform: a `Transform`, or a list of them: each image is then decoded once and put through all.
         workers: decoding threads; 0 decodes in the calling thread; "auto" is one per usable core, 0 when memory is short.
         max_megapixels: see `load_image`.
+        on_bad: called with the BadImage of each unreadable file, in order (see core/bad_images.py); None: it is raised.
     """
 
-    def __init__(self, samples, transform, workers="auto", max_megapixels=MAX_MEGAPIXELS):
+    def __init__(self, samples, transform, workers="auto", max_megapixels=MAX_MEGAPIXELS, on_bad=None):
         silence_pillow()
         self.samples = samples
         self.has_many_transforms = isinstance(transform, (list, tuple))
         self.transforms = list(transform) if self.has_many_transforms else [transform]
         self.workers = resolve_workers(workers)
         self.max_megapixels = max_megapixels
+        self.on_bad = on_bad
         self._minimum_side = max(each.minimum_side for each in self.transforms)
 
     def batches(self, index_lists, view_seed=None):
@@ -43,57 +45,68 @@ class ImageLoader:
                 that a sample's view depends on neither its batch nor its order.
 
         Raises:
-            BadImage: at the batch that holds the unreadable file; it carries the path.
+            BadImage: at the batch that holds an unreadable file, where there is no `on_bad`; with one, the batch goes without it.
         """
         if self.workers == 0:
             for indices in index_lists:
                 indices, images = self._new_batch(indices)
-                for slot, index in enumerate(indices):
-                    self._fill(images, slot, index, view_seed)
-                yield indices, self._output(images)
+                yield self._output(indices, images, [self._fill(images, slot, index, view_seed) for slot, index in enumerate(indices)])
             return
         executor = ThreadPoolExecutor(self.workers)
         pending = collections.deque()
         try:
             remaining = iter(index_lists)
-            is_exhausted = False
-            while pending or not is_exhausted:
-                # one batch beyond the next one, and more while batches are small
-                while not is_exhausted and (len(pending) < 2 or _count(pending) < _IMAGES_AHEAD):
-                    batch = next(remaining, None)
-                    is_exhausted = batch is None
-                    if not is_exhausted:
-                        pending.append(self._submit(executor, batch, view_seed))
-                if pending:
-                    indices, images, jobs = pending[0]
-                    for job in jobs:
-                        job.result()
-                    pending.popleft()
-                    yield indices, self._output(images)
+            while self._submit_ahead(executor, remaining, pending, view_seed):
+                indices, images, jobs = pending[0]
+                errors = [job.result() for job in jobs]
+                pending.popleft()
+                yield self._output(indices, images, errors)
         finally:  # also when the consumer stops early, and on Ctrl-C: waits for the images being decoded, starts no other
             for _, _, jobs in pending:
                 for job in jobs:
                     job.cancel()
             executor.shutdown(wait=True)
 
-    def _submit(self, executor, indices, view_seed):
-        indices, images = self._new_batch(indices)
-        jobs = [executor.submit(self._fill, images, slot, index, view_seed) for slot, index in enumerate(indices)]
-        return indices, images, jobs
+    def _submit_ahead(self, executor, remaining, pending, view_seed):
+        """Keep one batch beyond the next one in work, and more while batches are small; False when none is left."""
+        while len(pending) < 2 or _count(pending) < _IMAGES_AHEAD:
+            batch = next(remaining, None)
+            if batch is None:
+                break
+            indices, images = self._new_batch(batch)
+            jobs = [executor.submit(self._fill, images, slot, index, view_seed) for slot, index in enumerate(indices)]
+            pending.append((indices, images, jobs))
+        return bool(pending)
 
     def _new_batch(self, indices):
         indices = [int(index) for index in indices]
         return indices, [torch.empty(len(indices), 3, each.size, each.size) for each in self.transforms]
 
     def _fill(self, images, slot, index, view_seed):
-        """Decode one sample straight into its place in the batch: nothing is stacked or copied afterwards."""
-        image = load_image(self.samples[index].path, self.max_megapixels, self._minimum_side)
+        """Decode one sample straight into its place in the batch: nothing is stacked or copied. Returns what went wrong, or None."""
+        try:
+            image = load_image(self.samples[index].path, self.max_megapixels, self._minimum_side)
+        except BadImage as error:
+            if self.on_bad is None:
+                raise
+            return error
         seed = None if view_seed is None else _words(view_seed) + (index,)
         for transform, tensor in zip(self.transforms, images):
             transform.write(image, tensor[slot].numpy(), seed)
+        return None
 
-    def _output(self, images):
-        return images if self.has_many_transforms else images[0]
+    def _output(self, indices, images, errors):
+        if any(errors):
+            for error in filter(None, errors):
+                self.on_bad(error)
+            kept = [slot for slot, error in enumerate(errors) if error is None]
+            indices, images = [indices[slot] for slot in kept], [tensor[kept] for tensor in images]
+        return indices, images if self.has_many_transforms else images[0]
+
+
+def in_batches(count, size):
+    """[0, ..., count - 1] cut into lists of `size`."""
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
 def _words(view_seed):

@@ -2,22 +2,19 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from pathlib import Path
 
 from piebridge.core.errors import UserError
-from piebridge.core.files import write_json, write_text
-
-METRICS = "metrics.csv"
+from piebridge.core.files import read_json, remove_parts, write_json, write_text
 
 
 class RunFolder:
     """Paths and records of one run.
 
     `log.txt`: a line per evaluation, `accuracy seconds` (validation accuracy 0..1, train_seconds so far). `metrics.csv`: a row per
-    epoch. `run.json`: the record. `trainable.safetensors`, `tuned.safetensors`, `checkpoint/`.
+    epoch. `run.json`: the record. `trainable.safetensors`, `tuned.safetensors`, `splits.csv`, `checkpoint/`.
     """
 
     def __init__(self, path):
@@ -26,6 +23,8 @@ class RunFolder:
         self.trainable_file = self.path / "trainable.safetensors"
         self.tuned_file = self.path / "tuned.safetensors"
         self.splits_file = self.path / "splits.csv"
+        self.log_file = self.path / "log.txt"
+        self.metrics_file = self.path / "metrics.csv"
         self.checkpoint_folder = self.path / "checkpoint"
         self.cache_folder = self.checkpoint_folder / "features"
 
@@ -40,31 +39,37 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise UserError(f"{self.path}: another process is training here; wait for it or choose output=DIR") from None
+            remove_parts(self.path)
+            remove_parts(self.checkpoint_folder)
             yield self
         finally:
             os.close(handle)
 
     def record(self):
-        """run.json as a dict, or None where there is none (or none that can be read)."""
-        try:
-            return json.loads(self.record_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+        """run.json as a dict, or None where there is none that can be read."""
+        record = read_json(self.record_file)
+        return record if isinstance(record, dict) else None
 
-    def is_finished(self):
-        record = self.record()
-        return bool(record) and record.get("status") == "success"
+    def refuse_finished(self):
+        """A finished run is never replaced unasked."""
+        if (self.record() or {}).get("status") == "success":
+            raise UserError(f"{self.path}: holds a finished run; add overwrite=true to replace it, or output=DIR to keep it")
+
+    def refuse_foreign(self):
+        """Files with a run's names that no run.json accounts for are somebody's, and are not deleted."""
+        found = [path.name for path in self._files() + [self.checkpoint_folder] if path.exists()]
+        if found and not self.record_file.exists():
+            raise UserError(f"{self.path}: has {found[0]} but no run.json, so it is not a run's folder; choose another output=DIR")
 
     def clear(self):
-        """Remove what an earlier run wrote here; anything else in the folder is the user's and stays."""
-        for file in (self.record_file, self.trainable_file, self.tuned_file, self.splits_file,
-                     self.path / "log.txt", self.path / METRICS):
-            if file.exists():
-                file.unlink()
+        """Remove what an earlier run wrote here; anything else in the folder is the user's and stays. The record goes last."""
         if self.checkpoint_folder.is_dir():
             shutil.rmtree(str(self.checkpoint_folder))
+        for path in self._files() + [self.record_file]:
+            if path.exists():
+                path.unlink()
 
     def drop_cache(self):
         """The features of a finished run have done their work."""
@@ -75,10 +80,13 @@ class RunFolder:
         write_json(self.record_file, record)
 
     def write_metrics(self, rows):
-        """rows: list of dicts with the same keys, one an epoch."""
+        """rows: list of dicts with the same keys, one an epoch; an unknown value is an empty cell."""
         if not rows:
             return
-        lines = [",".join(rows[0])] + [",".join(str(value) for value in row.values()) for row in rows]
-        write_text(self.path / METRICS, "\n".join(lines) + "\n")
+        lines = [",".join(rows[0])] + [",".join("" if value is None else str(value) for value in row.values()) for row in rows]
+        write_text(self.metrics_file, "\n".join(lines) + "\n")
         log = [f"{row['val_accuracy']:.4f} {row['train_seconds']:.2f}" for row in rows if row["val_accuracy"] is not None]
-        write_text(self.path / "log.txt", "\n".join(log) + "\n")
+        write_text(self.log_file, "".join(line + "\n" for line in log))
+
+    def _files(self):
+        return [self.trainable_file, self.tuned_file, self.splits_file, self.log_file, self.metrics_file]

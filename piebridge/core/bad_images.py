@@ -1,0 +1,30 @@
+"""Images that turn out to be unreadable: each named once, skipped up to a stated number, never silently."""
+
+import logging
+import threading
+
+from piebridge.core.errors import UserError
+
+LOG = logging.getLogger(__name__)
+
+
+class BadImages:
+    """Call it with a BadImage: it is logged and kept in `found`; one more than `most` of them is a UserError.
+
+    found: {path: reason}. known: those that were found before, as a list of (path, reason); they count.
+    """
+
+    def __init__(self, most, known=()):
+        self.most = most
+        self.found = dict(known)
+        self._lock = threading.Lock()
+
+    def __call__(self, error):
+        with self._lock:
+            if error.path in self.found:
+                return
+            self.found[error.path] = error.reason
+        LOG.warning("%s: cannot be read as an image (%s); skipped", error.path, error.reason)
+        if len(self.found) > self.most:
+            raise UserError(f"{len(self.found)} images cannot be read, more than loader.max_bad_files={self.most}; the last is "
+                            f"{error.path} ({error.reason}); repair or remove them, or raise that number")
