@@ -9,29 +9,29 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config
-from piebridge.core.assembly import Workplace, build_parts
+from piebridge.core.assembly import Workplace, build_parts, evaluation_batches
+from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
+from piebridge.core.decisions import Decisions
 from piebridge.core.device import PeakMemory, describe_device, resolve_device, synchronizer
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
-from piebridge.core.loader import ImageLoader
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import save_network
 from piebridge.core.networks import load_network
-from piebridge.core.packages import package_version
+from piebridge.core.packages import one_line, package_version
 from piebridge.core.pet import bridge, count_trainable
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.safetensors_file import write_safetensors
 from piebridge.core.step import evaluate
-from piebridge.core.transforms import Transform
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
 # what may change between a checkpoint and its continuation: nothing that changes the weights
-FREE_KEYS = ("output", "resume", "overwrite", "device")
+FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
 
 
 class RunResult:
@@ -42,10 +42,10 @@ class RunResult:
         self.record = record
 
     def __getattr__(self, name):
-        try:
-            return self.record[name]
-        except KeyError:
-            raise AttributeError(f"a run has no '{name}'; it has {', '.join(self.record)}") from None
+        record = self.__dict__.get("record", {})
+        if name not in record:
+            raise AttributeError(f"a run has no '{name}'; it has {', '.join(record)}")
+        return record[name]
 
     def summary(self):
         """What a person wants to know at the end, as lines."""
@@ -77,6 +77,8 @@ def train(config_or_run, **overrides):
 
 def _configure(config_or_run, overrides):
     if hasattr(config_or_run, "as_dict"):
+        if overrides:
+            raise UserError(f"train(Config, {', '.join(overrides)}=...): a Config is complete; give overrides with a run or a file")
         config, default = config_or_run, Path("res") / "runs" / config_or_run.method
     else:
         path = find_config(config_or_run)
@@ -92,40 +94,51 @@ def _train_in(folder, config, interrupt):
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
     with clock.phase("setup"):
-        if folder.is_finished() and not config.overwrite:
-            raise UserError(f"{folder.path}: holds a finished run; add overwrite=true to replace it, or output=DIR to keep it")
+        if not config.overwrite:
+            folder.refuse_finished()
+        folder.refuse_foreign()
         dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
                                 config.loader.max_megapixels)
         network = load_network(config.network, trust_pickle=config.trust_pickle)
         fingerprint = network.fingerprint()
+        interrupt.check()
     with folder.locked():
-        checkpoint = _open_folder(folder, config)
+        record = _new_record(config, device, dataset, network, fingerprint)
+        checkpoint = _open_folder(folder, config, record)
         torch.manual_seed(config.seed)
         network.replace_head(dataset.classes)
-        record = _new_record(config, device, dataset, network, fingerprint)
         folder.write_record(record)
         write_text(folder.splits_file, dataset.as_csv())
+        decisions = Decisions(folder.checkpoint_folder / "decisions.json", clock)
+        if decisions.clock_state and not checkpoint:
+            clock.restore(decisions.clock_state)
+        bad_images = BadImages(config.loader.max_bad_files, dataset.bad_files)
+        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images)
         try:
-            work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt)
-            _run(work, checkpoint, record, memory)
+            _run(work, checkpoint, record)
             record["status"] = "success"
-        except (Cancelled, KeyboardInterrupt) as stop:
+        except Cancelled as stop:
             record["status"] = "cancelled"
-            raise Cancelled(f"{stop or 'interrupted'}; saved in {folder.path}, the same command goes on from there") from None
+            raise Cancelled(f"{stop}; saved in {folder.path}, the same command goes on from there") from None
+        except KeyboardInterrupt:
+            record["status"] = "cancelled"
+            raise
         except Exception as error:
-            record["status"], record["error"] = "failed", str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise _explained(error) from error
+            record["status"], record["error"] = "failed", one_line(error)
+            raise _explained(error)  # noqa: B904 (the cause is in it; `from error` would make an error its own cause)
         finally:
+            record["plan"] = dict(decisions.values)
+            record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
             record["results"].update(_costs(clock, memory))
             folder.write_record(record)
+        folder.drop_cache()
     return RunResult(record, folder.path)
 
 
-def _run(work, checkpoint, record, memory):
+def _run(work, checkpoint, record):
     """Prepare, loop, bridge, save, evaluate the saved file; fills `record`."""
     folder, clock, config = work.folder, work.clock, work.config
-    parts, decisions = build_parts(work)
-    record["plan"] = decisions
+    parts = build_parts(work)
     record["results"]["trainable_parameters"] = count_trainable(parts.step.trainable)
     progress, best = Progress(), {}
     writer = CheckpointWriter(folder.checkpoint_folder)
@@ -134,6 +147,8 @@ def _run(work, checkpoint, record, memory):
         if checkpoint:
             saver.restore(*checkpoint)
             LOG.info("going on from epoch %d, batch %d", progress.epoch + 1, progress.batch)
+        with clock.evaluation():
+            parts.validate.prepare()
         run_loop(parts, progress, best, clock, saver, work.interrupt)
     finally:
         with clock.phase("checkpoint"):
@@ -144,7 +159,6 @@ def _run(work, checkpoint, record, memory):
     with clock.phase("checkpoint"):
         write_safetensors(folder.trainable_file, dict(trainable.state_dict()), {"pet": config.pet.kind})
         save_network(bridge(work.network, trainable, config.pet.kind).to("cpu").eval(), folder.tuned_file)
-        folder.drop_cache()
     record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
     with clock.evaluation():
         record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)
@@ -155,38 +169,38 @@ def _run(work, checkpoint, record, memory):
 
 def test_accuracy(network_file, work):
     """Accuracy of a saved network on the test images, or None where there are none."""
-    config, samples = work.config, work.dataset.test
-    if not samples:
-        return None
     network = load_network(str(network_file)).to(work.device).eval()
-    loader = ImageLoader(samples, Transform.for_network(network.description), config.loader.workers, config.loader.max_megapixels)
-    size = config.loader.eval_batch_size
-    batches = loader.batches([list(range(start, min(start + size, len(samples)))) for start in range(0, len(samples), size)])
-    labels = torch.tensor([sample.label for sample in samples], device=work.device)
-    return evaluate(network, ((images.to(work.device), labels[indices]) for indices, images in batches))[0]
+    return evaluate(network, evaluation_batches(work, network.description, work.dataset.test))[0]
 
 
-def _open_folder(folder, config):
+def _open_folder(folder, config, record):
     """Decide between a fresh start and a continuation; returns the checkpoint to go on from, or None."""
+    if not config.overwrite:
+        folder.refuse_finished()  # once more, behind the lock
     previous = folder.record()
-    if config.resume == "none" or folder.is_finished() or not previous:
+    if config.resume == "none" or not previous or previous.get("status") == "success":
         folder.clear()
         return None
-    old, new = _training_keys(previous.get("config", {})), _training_keys(config.as_dict())
-    changed = [f"{key} {old.get(key)} -> {new.get(key)}" for key in sorted(set(old) | set(new)) if old.get(key) != new.get(key)]
+    old, new = [dict(_training_keys(each.get("config", {})), data=each.get("data_sha256"), network=each.get("network_sha256"))
+                for each in (previous, record)]
+    changed = [f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in sorted(set(old) | set(new))
+               if old.get(key) != new.get(key)]
     if changed:
         raise UserError(f"{folder.path}: holds an unfinished run of another configuration ({'; '.join(changed[:4])}); "
                         "add resume=none to start anew, or output=DIR to keep it")
     return read_checkpoint(folder.checkpoint_folder)
 
 
+def _short(value):
+    text = str(value)
+    return text if len(text) <= 40 else text[:12] + "..."
+
+
 def _training_keys(config):
     flat = {}
     for key, value in config.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{name}": item for name, item in value.items()})
-        elif key not in FREE_KEYS:
-            flat[key] = value
+        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        flat.update({name: item for name, item in entries.items() if name not in FREE_KEYS})
     return flat
 
 
@@ -214,8 +228,9 @@ def _explained(error):
         return error
     if isinstance(error, OSError):
         return RunFailed(f"{error.filename or 'the disk'}: {error.strerror or error}; the last checkpoint is whole")
-    if isinstance(error, RuntimeError) and "out of memory" in str(error):
-        return RunFailed("out of memory: use a smaller loader.batch_size; the last checkpoint is whole")
+    is_memory = isinstance(error, RuntimeError) and ("out of memory" in str(error) or "can't allocate memory" in str(error))
+    if is_memory or isinstance(error, MemoryError):
+        return RunFailed("out of memory: start anew with a smaller loader.batch_size (and resume=none), or close other programs")
     return error
 
 
@@ -226,9 +241,12 @@ def _versions():
 
 def _commit():
     """The checkout's commit, or None outside one."""
+    checkout = Path(__file__).resolve().parent.parent
+    if not (checkout / ".git").exists():  # installed elsewhere, perhaps inside somebody else's repository
+        return None
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=str(Path(__file__).parent), stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, universal_newlines=True, timeout=5)
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=str(checkout), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              universal_newlines=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from piebridge.core.gate import GATES
-from piebridge.core.loader import ImageLoader
+from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.pet import build_trainable
-from piebridge.core.preparation import FILL_BATCH, FrozenPart, caches_features
+from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.router import FixedRouter
 from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
@@ -28,6 +28,8 @@ class Workplace:
     clock: Any
     folder: Any  # RunFolder
     interrupt: Any
+    decisions: Any  # Decisions
+    bad_images: Any  # BadImages
 
     def view_seed(self, epoch):
         """Seed of an epoch's augmented views; None where all epochs show the same view."""
@@ -35,7 +37,7 @@ class Workplace:
 
 
 def build_parts(work):
-    """(Parts of the loop, decisions that led to them)."""
+    """The Parts of the loop; what led to them is in `work.decisions`."""
     config = work.config
     trainable = build_trainable(work.network, config.pet.kind).to(work.device)
     is_whole = trainable is work.network
@@ -52,40 +54,43 @@ def build_parts(work):
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))
-    return parts, dict(frozen.decisions.values if frozen else {}, gate=gate)
+    work.decisions.decide("gate", lambda: gate)
+    return parts
 
 
 class Validation:
-    """Accuracy on the validation images, always through the original; its frozen features are computed once."""
+    """Accuracy on the validation images, always through the original; its frozen features are computed once, by `prepare`."""
 
     def __init__(self, work, frozen):
         self._work, self._frozen = work, frozen
-        self._features = None
+        self._features = []
+
+    def prepare(self):
+        if self._frozen is not None:
+            for images, labels in self._images():
+                self._work.interrupt.check()
+                self._features.append((self._frozen.original.segment(images).to(self._work.device), labels))
 
     def __call__(self, trainable):
-        samples = self._work.dataset.val
-        labels = torch.tensor([sample.label for sample in samples], device=self._work.device)
-        if not samples:
-            return None, None
-        if self._frozen is None:
-            return evaluate(trainable, ((images, labels[indices]) for indices, images in self._images()))
-        if self._features is None:
-            pieces = [self._frozen.original.segment(images) for _, images in self._images()]
-            self._features = torch.cat(pieces).to(self._work.device)
-        return evaluate(trainable, [(self._features, labels)])
+        """(accuracy, mean loss), or (None, None) without validation images."""
+        return evaluate(trainable, self._images() if self._frozen is None else self._features)
 
     def _images(self):
-        config = self._work.config
-        size = FILL_BATCH if self._frozen else config.loader.eval_batch_size
-        loader = ImageLoader(self._work.dataset.val, Transform.for_network(self._work.network.description), config.loader.workers,
-                             config.loader.max_megapixels)
-        order = list(range(len(self._work.dataset.val)))
-        for indices, images in loader.batches([order[start:start + size] for start in range(0, len(order), size)]):
-            yield indices, images.to(self._work.device)
+        return evaluation_batches(self._work, self._work.network.description, self._work.dataset.val)
+
+
+def evaluation_batches(work, description, samples):
+    """Yield (images float32 [B, 3, S, S], labels int [B]) of `samples` on the run's device, as the description wants them."""
+    settings = work.config.loader
+    loader = ImageLoader(samples, Transform.for_network(description), settings.workers, settings.max_megapixels, work.bad_images)
+    labels = torch.tensor([sample.label for sample in samples], device=work.device)
+    for indices, images in loader.batches(in_batches(len(samples), settings.eval_batch_size)):
+        if indices:
+            yield images.to(work.device), labels[indices]
 
 
 def _images(work):
-    config = work.config
-    transform = Transform.for_network(work.network.description, augment=config.loader.augment)
-    loader = ImageLoader(work.dataset.train, transform, config.loader.workers, config.loader.max_megapixels)
-    return ImageSource(loader, list(range(len(work.dataset.train))), work.view_seed, work.device, work.clock)
+    settings, samples = work.config.loader, work.dataset.train
+    transform = Transform.for_network(work.network.description, augment=settings.augment)
+    loader = ImageLoader(samples, transform, settings.workers, settings.max_megapixels, work.bad_images)
+    return ImageSource(loader, list(range(len(samples))), work.view_seed, work.device, work.clock)

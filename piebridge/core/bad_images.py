@@ -1,7 +1,6 @@
 """Images that turn out to be unreadable: each named once, skipped up to a stated number, never silently."""
 
 import logging
-import threading
 
 from piebridge.core.errors import UserError
 
@@ -17,13 +16,11 @@ class BadImages:
     def __init__(self, most, known=()):
         self.most = most
         self.found = dict(known)
-        self._lock = threading.Lock()
 
     def __call__(self, error):
-        with self._lock:
-            if error.path in self.found:
-                return
-            self.found[error.path] = error.reason
+        if error.path in self.found:
+            return
+        self.found[error.path] = error.reason
         LOG.warning("%s: cannot be read as an image (%s); skipped", error.path, error.reason)
         if len(self.found) > self.most:
             raise UserError(f"{len(self.found)} images cannot be read, more than loader.max_bad_files={self.most}; the last is "

@@ -1,15 +1,16 @@
 """An exact feature cache on disk: rows in a fixed order, written in chunks, each chunk with a checksum.
 
 A killed process loses nothing that it had written, and a torn write is found by its checksum and computed again, so no write has
-to be synced while training. The whole file is bound to a key (network, data, transform, backend, samples): another key, a new file.
+to be synced while training. The whole file is bound to a key (network, data, transform, level, backend, samples): another key,
+another file.
 """
 
-import json
+import os
 import zlib
 
 import numpy as np
 
-from piebridge.core.files import sha256_of_json, write_json
+from piebridge.core.files import read_json, sha256_of_json, write_json
 
 _CHUNK = np.dtype([("is_done", np.uint8), ("checksum", np.uint32)])
 
@@ -31,24 +32,30 @@ class FeatureCache:
         header = folder / "key.json"
         shapes = {"features.f32": (np.dtype(np.float32), (max(1, len(self.indices)), width)),
                   "chunks.index": (_CHUNK, (max(1, len(self.chunks)),))}
-        is_ours = _read_json(header) == {"key": digest} and all(_has_size(folder / name, *shape) for name, shape in shapes.items())
+        is_ours = read_json(header) == {"key": digest} and all(_has_size(folder / name, *shape) for name, shape in shapes.items())
         if not is_ours and header.exists():
             header.unlink()
-        mode = "r+" if is_ours else "w+"
-        self._rows, self._index = [np.memmap(str(folder / name), dtype, mode, shape=shape)
-                                   for name, (dtype, shape) in shapes.items()]
         if not is_ours:
+            for name, (dtype, shape) in shapes.items():
+                _allocate(folder / name, dtype.itemsize * int(np.prod(shape)))
             write_json(header, {"key": digest})
+        self._rows, self._index = [np.memmap(str(folder / name), dtype, "r+", shape=shape)
+                                   for name, (dtype, shape) in shapes.items()]
 
     def missing_chunks(self):
         """Numbers of the chunks that have to be computed: never written, or damaged since."""
         return [number for number in range(len(self.chunks))
                 if not self._index["is_done"][number] or self._checksum(number) != self._index["checksum"][number]]
 
-    def write(self, number, features):
-        """Store chunk `number`: float32 [samples of the chunk, width]."""
-        self._rows[self._span(number)] = features
+    def write(self, number, indices, features):
+        """Store chunk `number`: float32 [B, width] for its samples `indices`; the others could not be read and stay absent (NaN)."""
+        self._rows[self._span(number)] = np.nan
+        self._rows[[self._row_of[index] for index in indices]] = features
         self._index[number] = (1, self._checksum(number))
+
+    def present(self):
+        """The samples that have features, in order."""
+        return [index for index, first in zip(self.indices, self._rows[:len(self.indices), 0]) if not np.isnan(first)]
 
     def read(self, indices):
         """Samples (list of int) -> float32 [B, width], a copy."""
@@ -81,8 +88,10 @@ def _has_size(path, dtype, shape):
     return path.is_file() and path.stat().st_size == dtype.itemsize * int(np.prod(shape))
 
 
-def _read_json(path):
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def _allocate(path, size):
+    """A file of zeros whose blocks exist: writing through a map to a full disk would kill the process, failing here does not."""
+    with open(str(path), "wb") as stream:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(stream.fileno(), 0, size)
+        else:
+            stream.truncate(size)

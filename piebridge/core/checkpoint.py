@@ -38,7 +38,8 @@ class CheckpointWriter:
         self._raise_error()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         with self._changed:
-            self._pending = (copies, json.dumps(facts), then)
+            after = [then] if self._pending is None else self._pending[2] + [then]  # nobody's `then` is lost with its tensors
+            self._pending = (copies, json.dumps(facts), after)
             self._changed.notify()
 
     def close(self):
@@ -58,7 +59,8 @@ class CheckpointWriter:
                 (tensors, facts, then), self._pending = self._pending, None
             try:
                 write_safetensors(self._folder / STATE_FILE, tensors, {"facts": facts})
-                then()
+                for call in then:
+                    call()
             except Exception as error:  # handed to the training thread, which is the one that can end the run
                 self._error = error
 

@@ -3,6 +3,10 @@
 import contextlib
 import time
 
+# every phase that training is split into; `other` is what runs in none
+PHASES = ("setup", "probe", "proxies", "cache", "decode", "frozen", "trainable", "checkpoint", "other")
+EVALUATION = "evaluation"
+
 
 class Clock:
     """Counts `train_seconds` (everything but evaluation) and splits it into exclusive phases.
@@ -22,6 +26,8 @@ class Clock:
 
     @contextlib.contextmanager
     def phase(self, name):
+        if name not in PHASES and name != EVALUATION:
+            raise ValueError(f"clock: unknown phase '{name}'; known: {', '.join(PHASES)}")
         self._charge()
         self._stack.append(name)
         try:
@@ -32,13 +38,13 @@ class Clock:
 
     def evaluation(self):
         """A phase that `train_seconds` leaves out."""
-        return self.phase("evaluation")
+        return self.phase(EVALUATION)
 
     @property
     def phases(self):
         """Seconds by phase, `evaluation` left out, `other` for what ran in no phase."""
         self._charge()
-        return {name: seconds for name, seconds in self._seconds.items() if name != "evaluation"}
+        return {name: seconds for name, seconds in self._seconds.items() if name != EVALUATION}
 
     @property
     def train_seconds(self):
@@ -47,7 +53,7 @@ class Clock:
     @property
     def evaluation_seconds(self):
         self._charge()
-        return self._seconds.get("evaluation", 0.0)
+        return self._seconds.get(EVALUATION, 0.0)
 
     @property
     def wall_seconds(self):
@@ -68,6 +74,6 @@ class Clock:
         now = self._now()
         name = "other"
         if self._stack:  # time inside an evaluation is never training, whatever it calls
-            name = "evaluation" if "evaluation" in self._stack else self._stack[-1]
+            name = EVALUATION if EVALUATION in self._stack else self._stack[-1]
         self._seconds[name] = self._seconds.get(name, 0.0) + now - self._mark
         self._mark = now

@@ -67,6 +67,7 @@ class PeakMemory:
         except OSError:
             LOG.debug("the peak of the resident memory cannot be reset here; it counts from the start of the process")
         if device.type == "cuda":
+            torch.cuda.init()  # nothing below it initialises a device that is named by its number
             torch.cuda.reset_peak_memory_stats(device)
 
     def mib(self):

@@ -1,13 +1,12 @@
 """The gate decides, sample by sample, whether a backward is worth running."""
 
-import torch
-
 
 class OpenGate:
     """Every sample runs backward."""
 
     def select(self, losses):
-        return torch.ones_like(losses, dtype=torch.bool)
+        """None: all of them."""
+        return None
 
     def state(self):
         return {}
@@ -28,11 +27,11 @@ class LossGate:
         self._threshold = None
 
     def select(self, losses):
-        """losses: float [B] -> bool [B], True where the sample's backward runs."""
+        """losses: float [B] -> bool [B], True where the sample's backward runs, or None for all of them."""
         mean = float(losses.mean())
         if self._threshold is None:
             self._threshold = mean
-            return torch.ones_like(losses, dtype=torch.bool)  # nothing to compare the first batch with
+            return None  # nothing to compare the first batch with
         chosen = losses > self._threshold
         self._threshold = self._momentum * self._threshold + (1 - self._momentum) * mean
         return chosen

@@ -2,19 +2,20 @@
 
 import contextlib
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from tqdm import tqdm
 
+from piebridge.core.clock import PHASES
 from piebridge.core.device import limited_threads
 from piebridge.core.errors import RunFailed
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.sampler import epoch_batches
 
 LOG = logging.getLogger(__name__)
-PHASES = ("setup", "probe", "proxies", "cache", "decode", "frozen", "trainable", "checkpoint", "other")
 
 
 @dataclass
@@ -61,9 +62,10 @@ def run_loop(parts, progress, best, clock, checkpoints, interrupt):
 def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
     total = parts.epochs
     for epoch in range(progress.epoch, total):
-        levels = parts.router.levels[parts.source.usable] if parts.source.needs_level_batches else None
-        batches = [[parts.source.usable[i] for i in batch]
-                   for batch in epoch_batches(len(parts.source.usable), parts.batch_size, parts.seed, epoch, levels)]
+        usable = parts.source.usable
+        levels = parts.router.levels[usable] if parts.source.needs_level_batches else None
+        batches = [[usable[position] for position in batch]
+                   for batch in epoch_batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
         stream = parts.source.stream(batches[progress.batch:], epoch, parts.router.levels)
         bar = tqdm(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch", delay=2, leave=False,
                    disable=None)
@@ -86,14 +88,15 @@ def _train_batch(parts, progress, indices, inputs, share_done):
     if not indices:  # all images of the batch turned out to be unreadable
         return
     losses, is_selected = parts.step(inputs, parts.labels[indices], parts.gate, share_done)
-    if not bool(torch.isfinite(losses).all()):
+    loss_sum = float(losses.sum())
+    if not math.isfinite(loss_sum):
         names = ", ".join(parts.describe_sample(index) for index in indices[:8])
         raise RunFailed(f"the loss is not a finite number after {progress.batch} batches of epoch {progress.epoch + 1} on: {names}; "
                         "lower optimizer.lr, or look at these images")
     parts.router.update(indices, is_selected)
-    progress.loss_sum += float(losses.sum())
+    progress.loss_sum += loss_sum
     progress.seen += len(indices)
-    progress.selected += int(is_selected.sum())
+    progress.selected += len(indices) if is_selected is None else int(is_selected.sum())
 
 
 def _end_epoch(parts, progress, best, clock, epoch):
@@ -113,6 +116,7 @@ def _end_epoch(parts, progress, best, clock, epoch):
     }
     phases = clock.phases
     row.update({f"{name}_seconds": round(phases.get(name, 0.0), 3) for name in PHASES})
+    row["evaluation_seconds"] = round(clock.evaluation_seconds, 3)
     progress.rows.append(row)
     progress.epoch, progress.batch, progress.loss_sum, progress.seen, progress.selected = epoch + 1, 0, 0.0, 0, 0
     LOG.info("epoch %d/%d: validation accuracy %s, train loss %.4f, %.1f s of training so far", epoch + 1, parts.epochs,
@@ -144,9 +148,10 @@ class Saver:
             tensors.update({f"trainable/{name}": tensor for name, tensor in step.trainable.state_dict().items()})
             tensors.update({f"best/{name}": tensor for name, tensor in self._best.items()})
             tensors["random/torch"] = torch.get_rng_state()
+            if torch.cuda.is_initialized():
+                tensors["random/cuda"] = torch.cuda.get_rng_state()
             facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "gate": self._parts.gate.state(),
-                     "router": self._parts.router.state(), "clock": self._clock.state(),
-                     "usable": [int(i) for i in self._parts.source.usable]}
+                     "router": self._parts.router.state(), "clock": self._clock.state()}
             rows = list(progress.rows)
             self._writer.save(tensors, facts, then=(lambda: self._run_folder.write_metrics(rows)) if is_epoch_end else lambda: None)
             self._last = self._clock.wall_seconds
@@ -157,10 +162,13 @@ class Saver:
         self._best.update(_below("best/", tensors))
         step.optimizer.restore(_below("optimizer/", tensors))
         torch.set_rng_state(tensors["random/torch"])
+        if "random/cuda" in tensors and torch.cuda.is_initialized():
+            torch.cuda.set_rng_state(tensors["random/cuda"])
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])
         vars(self._progress).update(facts["progress"])
         self._clock.restore(facts["clock"])
+        self._last = self._clock.wall_seconds
 
 
 def _below(prefix, tensors):

@@ -16,6 +16,6 @@ METHODS = {
     "PET_cache": Method("PET with an exact feature cache, and nothing else changed",
                         dict(_PLAIN, **{"backend.name": "eager", "cache.kind": "features"}), {}),
     "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {},
-                   {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto", "loader.batch_size": 8, "optimizer.lr": 2e-3,
+                   {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto",
                     "proxies.levels": ("224px-int8", "192px-int8", "160px-int8", "224px-drop1", "160px")}),
 }

@@ -1,16 +1,13 @@
 """Proxies that a device can make by itself: lower resolution, dropped blocks, int8; statistics redone, bridged in closed form."""
 
-import logging
-
 import torch
 from torch import nn
 
+from piebridge.core.costs import network_costs
 from piebridge.core.errors import UserError
 from piebridge.core.proxy_specs import ProxySpec, parse_spec
 
-__all__ = ["ProxySpec", "blocks_to_drop", "expected_milliseconds", "macs_share", "make_proxy", "match_batch_norm", "parse_spec"]
-
-LOG = logging.getLogger(__name__)
+__all__ = ["CostModel", "ProxySpec", "blocks_to_drop", "expected_milliseconds", "make_proxy", "match_batch_norm", "parse_spec"]
 
 
 def make_proxy(network, spec, images):
@@ -75,11 +72,18 @@ def _moments(values):
     return values.mean(dimensions), values.var(dimensions)
 
 
-def macs_share(network, spec):
-    """Cost of a proxy relative to the original, from its pixels and the number of its blocks; int8 counts half."""
-    blocks = max(1, len(network.description["blocks"]))
-    share = (spec.resolution / network.description["input_size"][-1]) ** 2 * (1 - spec.dropped / (blocks + 1))
-    return share * (0.5 if spec.precision == "int8" else 1.0)
+class CostModel:
+    """Cost of a proxy relative to the original before it is made: its MACs, from its pixels and the mean residual block; int8 half."""
+
+    def __init__(self, network):
+        costs = network_costs(network)
+        blocks = [costs["blocks"][block["name"]] for block in network.description["blocks"] if block["is_residual"]]
+        self._dropped = sum(blocks) / len(blocks) / costs["macs"] if blocks else 0.0
+        self._native = network.description["input_size"][-1]
+
+    def share(self, spec):
+        share = (spec.resolution / self._native) ** 2 * max(0.0, 1 - spec.dropped * self._dropped)
+        return share * (0.5 if spec.precision == "int8" else 1.0)
 
 
 def expected_milliseconds(costs, shares, original, epochs):

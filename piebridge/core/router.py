@@ -34,7 +34,9 @@ class DataAwareRouter(FixedRouter):
         self._steps = np.zeros_like(self.levels)
 
     def update(self, indices, is_selected):
-        """indices: list of int [B]; is_selected: bool tensor [B], False where the gate skipped the sample."""
+        """indices: list of int [B]; is_selected: bool tensor [B], False where the gate skipped the sample; None: none was."""
+        if is_selected is None:
+            return
         skipped = np.asarray(indices)[~is_selected.cpu().numpy()]
         self._steps[skipped] = 1
 

@@ -2,9 +2,13 @@
 
 import contextlib
 import itertools
+import time
 
+import numpy as np
 import torch
 from tqdm import tqdm
+
+from piebridge.core.errors import RunFailed
 
 
 class Level:
@@ -54,7 +58,7 @@ class FrozenSource:
             current = self.levels[level]
             for indices, images in timed(current.loader.batches(list(group), self._view_seed(epoch)), self._clock):
                 with self._clock.phase("frozen"):
-                    features = current.features(images).to(self._device) if indices else images
+                    features = current.features(images).to(self._device) if indices else None
                 yield indices, features
 
 
@@ -76,18 +80,24 @@ class CachedSource:
             yield indices, features
 
 
-def fill_cache(cache, level, view_seed, clock, interrupt):
-    """Compute the chunks that `cache` lacks through `level`; returns the cache."""
+def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
+    """Compute the chunks that `cache` lacks through `level`, calling `save` about once a second; returns the cache."""
     with clock.phase("cache"):
         missing = cache.missing_chunks()
     total = sum(len(cache.chunks[number]) for number in missing)
     bar = tqdm(total=total, desc=f"features ({level.name})", unit="image", delay=2, leave=False, disable=None)
+    saved = time.monotonic()
     with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
         for number, (indices, images) in zip(missing, timed(batches, clock)):
             with clock.phase("frozen"):
-                features = level.features(images).cpu().numpy()
+                features = level.features(images).cpu().numpy() if indices else np.zeros((0, 0), np.float32)
+            if not np.isfinite(features).all():
+                raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
             with clock.phase("cache"):
-                cache.write(number, features)
+                cache.write(number, indices, features.reshape(len(indices), -1))
+                if time.monotonic() - saved > 1 or interrupt.signal_name:
+                    save()
+                    saved = time.monotonic()
             bar.update(len(indices))
             interrupt.check()
     return cache

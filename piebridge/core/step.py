@@ -15,16 +15,16 @@ class EagerStep:
         self.optimizer = build_optimizer([p for p in trainable.parameters() if p.requires_grad], settings)
 
     def __call__(self, inputs, labels, gate, progress):
-        """inputs [B, ...], labels int [B] -> (losses float [B], is_selected bool [B]).
+        """inputs [B, ...], labels int [B] -> (losses float [B], is_selected bool [B], or None where all samples are).
 
         The loss is the mean over the samples that the gate selects; when it selects none, nothing is updated.
         """
         losses = F.cross_entropy(self.trainable(inputs), labels, reduction="none", label_smoothing=self._settings.label_smoothing)
         detached = losses.detach()
         is_selected = gate.select(detached)
-        if bool(is_selected.any()):
+        if is_selected is None or bool(is_selected.any()):
             self.optimizer.zero_grad()
-            losses[is_selected].mean().backward()
+            (losses if is_selected is None else losses[is_selected]).mean().backward()
             self.optimizer.step(learning_rate(self._settings, progress))
         return detached, is_selected
 

@@ -24,7 +24,7 @@ METHODS = ("ours", "PET", "PET_fast", "PET_cache", "FTAll")
 def images(tmp_path_factory):
     """4 classes with 20 images each, from the embedded set."""
     folder = tmp_path_factory.mktemp("data") / "small set"
-    for name in ("birds", "flags", "fruit", "vehicles"):
+    for name in ("arrows", "flags", "fruit", "mammals"):
         source = CHECKOUT / "datasets" / "Clipart10" / name
         assert source.is_dir(), f"the embedded set lacks {name}"
         (folder / name).mkdir(parents=True)
@@ -166,7 +166,6 @@ def test_killed_and_resumed_gives_the_same_weights(environment, finished, images
         time.sleep(seconds * moment)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert not list(folder.glob("*.part")) or moment  # temporary names may stay, never half a file under a final name
     done = train(environment, method, images, folder, "checkpoint.seconds=0.2")
     assert done.returncode in (0, 2), done.stderr  # 2: it had finished before the last kill
     assert record_of(folder)["status"] == "success"
@@ -226,9 +225,9 @@ def test_bad_images_are_named_and_skipped(environment, images, tmp_path):
 
     folder = tmp_path / "odd images"
     shutil.copytree(str(images), str(folder))
-    good = sorted((folder / "birds").iterdir())[0]
-    (folder / "birds" / "truncated.jpg").write_bytes(good.read_bytes()[:700])
-    (folder / "birds" / "text.jpg").write_text("not an image")
+    good = sorted((folder / "mammals").iterdir())[0]
+    (folder / "mammals" / "truncated.jpg").write_bytes(good.read_bytes()[:700])
+    (folder / "mammals" / "text.jpg").write_text("not an image")
     picture = Image.open(str(good))
     picture.convert("L").save(str(folder / "flags" / "grey.png"))
     picture.convert("P").save(str(folder / "flags" / "palette.png"))

@@ -13,7 +13,7 @@ def open_cache(folder, key="key", indices=range(10)):
 
 def fill(cache):
     for number in cache.missing_chunks():
-        cache.write(number, FEATURES[cache.chunks[number]])
+        cache.write(number, cache.chunks[number], FEATURES[cache.chunks[number]])
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -25,7 +25,7 @@ def test_what_was_written_is_read(tmp_path):
 
 def test_a_second_session_computes_only_what_is_missing(tmp_path):
     cache = open_cache(tmp_path)
-    cache.write(1, FEATURES[4:8])
+    cache.write(1, [4, 5, 6, 7], FEATURES[4:8])
     del cache
     again = open_cache(tmp_path)
     assert again.missing_chunks() == [0, 2]
@@ -61,7 +61,17 @@ def test_a_truncated_file_is_not_read(tmp_path):
 def test_a_group_reads_each_sample_from_its_cache(tmp_path):
     first, second = open_cache(tmp_path / "a"), open_cache(tmp_path / "b", indices=[7, 3])
     fill(first)
-    second.write(0, -FEATURES[[7, 3]])
+    second.write(0, [7, 3], -FEATURES[[7, 3]])
     group = CacheGroup([(first, [0, 1, 2]), (second, [7, 3])])
     assert np.array_equal(group.read([3, 0, 7]), np.stack([-FEATURES[3], FEATURES[0], -FEATURES[7]]))
     assert np.array_equal(group.read([2, 1]), FEATURES[[2, 1]])
+
+
+def test_an_unreadable_sample_stays_absent(tmp_path):
+    cache = open_cache(tmp_path)
+    cache.write(0, [0, 2, 3], FEATURES[[0, 2, 3]])
+    for number in (1, 2):
+        cache.write(number, cache.chunks[number], FEATURES[cache.chunks[number]])
+    del cache
+    again = open_cache(tmp_path)
+    assert again.missing_chunks() == [] and again.present() == [0, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -1,0 +1,28 @@
+"""What was decided and measured before the loop, kept so that a resumed run repeats it."""
+
+from piebridge.core.files import read_json, write_json
+
+
+class Decisions:
+    """Named JSON values in a file, with the clock's reading beside them.
+
+    A run that is killed before its first checkpoint has still decided, measured and cached: the next session repeats the decisions,
+    not the measurements that led to them (no two runs share those), and goes on counting the time that they took.
+    """
+
+    def __init__(self, path, clock):
+        self._path, self._clock = path, clock
+        saved = read_json(path)
+        is_whole = isinstance(saved, dict) and isinstance(saved.get("values"), dict)
+        self.values = saved["values"] if is_whole else {}
+        self.clock_state = saved.get("clock") if is_whole else None
+
+    def decide(self, name, make):
+        """The recorded value of `name`, or what `make()` returns, which is recorded."""
+        if name not in self.values:
+            self.values[name] = make()
+            self.save()
+        return self.values[name]
+
+    def save(self):
+        write_json(self._path, {"values": self.values, "clock": self._clock.state()})

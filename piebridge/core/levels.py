@@ -1,0 +1,159 @@
+"""Which proxies pay on this device, for this network and these images: made, bridged, measured, kept or left."""
+
+import logging
+import time
+from collections import namedtuple
+
+import numpy as np
+
+from piebridge.core import backends
+from piebridge.core.backends import device_profile
+from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.device import describe_device
+from piebridge.core.packages import package_version
+from piebridge.core.proxies import CostModel, expected_milliseconds, make_proxy, match_batch_norm
+from piebridge.core.proxy_specs import parse_spec
+from piebridge.core.router import ResidualPredictor
+from piebridge.core.sources import Level
+
+LOG = logging.getLogger(__name__)
+BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
+UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
+Candidate = namedtuple("Candidate", "level predictor cost share")  # cost: ms of one forward; share: of samples within the tolerance
+
+
+class Proxies:
+    """Makes, bridges and measures proxies on a few unlabelled training images, and keeps those that pay.
+
+    `levels`: the proxies kept, dearest first. `calibration`: the samples used; their features come from the original.
+    """
+
+    def __init__(self, part):
+        self.part, self.work, self.settings = part, part.work, part.config.proxies
+        self._kept, self._notes = [], []
+        self._costs = CostModel(self.work.network)
+        random = np.random.RandomState(part.config.seed)
+        self.calibration = sorted(random.permutation(part.count)[:min(self.settings.calibration_images, part.count)].tolist())
+        self.calibration_cache = None
+        self._readable = []  # of the calibration images
+        self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
+        decided = self.work.decisions.values.get("proxies")
+        for spec in sorted({parse_spec(text) for text in self.settings.levels}, key=self._faithful_first):
+            if (str(spec) in decided["levels"]) if decided else self._is_promising(spec):
+                self._consider(spec, is_kept=bool(decided) or self.settings.use == "all")
+        decided = self.work.decisions.decide("proxies", lambda: {
+            "levels": [level.name for level in self.levels], "reason": "; ".join(self._notes),
+            "predicted_frozen_seconds": round(self._calibration_seconds() + self._seconds(self._kept), 3)})
+        LOG.info("proxies: %s", ", ".join(decided["levels"]) or "none pays here")
+        LOG.debug("why: %s", decided["reason"])
+
+    @property
+    def levels(self):
+        return [candidate.level for candidate in self._kept]
+
+    def accepted(self, number, cache, indices):
+        """The samples of `indices` that level `number` may serve; `cache` has their features at that level."""
+        kind, tolerance = self.part.config.router.kind, self.part.config.router.tolerance
+        candidate = self._kept[number - 1]
+        if not indices:
+            return []
+        if kind.startswith("level:"):
+            return list(indices) if number == min(int(kind[len("level:"):]), len(self._kept)) else []
+        if kind == "random":  # as many as the residual router would take, by lot
+            random = np.random.RandomState(self.part.config.seed * 1000 + number)
+            count = int(round(candidate.share * len(indices)))
+            return sorted(np.asarray(indices)[random.permutation(len(indices))[:count]].tolist())
+        pieces = [indices[start:start + 512] for start in range(0, len(indices), 512)]
+        predicted = np.concatenate([candidate.predictor(cache.read(piece)) for piece in pieces])
+        return [index for index, residual in zip(indices, predicted) if residual <= tolerance]
+
+    def _faithful_first(self, spec):
+        return -spec.resolution, spec.dropped, self._cost(spec)
+
+    def _cost(self, spec):
+        """Expected ms of one forward, before it is measured."""
+        return self._costs.share(spec) * self._milliseconds
+
+    def _is_promising(self, spec):
+        """Whether a level is worth making: predicted from its cost, and from half of the samples that the best level so far serves."""
+        if self.settings.use == "all":
+            return True
+        share = 0.5 * max(candidate.share for candidate in self._kept) if self._kept else 1.0
+        saved = self._seconds(self._kept) - self._seconds(self._kept + [Candidate(None, None, self._cost(spec), share)])
+        price = BUILD_SECONDS + len(self.calibration) * self._cost(spec) / 1000
+        if saved <= price:
+            self._notes.append(f"{spec} not made: predicted to save {saved:.2f} s for {price:.2f} s")
+        return saved > price
+
+    def _consider(self, spec, is_kept):
+        self.work.interrupt.check()
+        original = self._original_features()
+        try:
+            with self.work.clock.phase("proxies"):
+                level, predictor, residuals, cost = self._make(spec, original)
+        except backends.Unsupported as reason:
+            self._notes.append(f"{spec} left out: {reason}")
+            return
+        share = float((residuals <= self.part.config.router.tolerance).mean())
+        candidate = Candidate(level, predictor, cost, share)
+        saved = self._seconds(self._kept) - self._seconds(self._kept + [candidate])
+        if is_kept or saved > 0:
+            self._kept = _dearest_first(self._kept + [candidate])
+        self._notes.append(f"{spec} {'kept' if is_kept or saved > 0 else 'dropped'}: median residual {np.median(residuals):.3f}, "
+                           f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
+
+    def _make(self, spec, original):
+        part, network = self.part, self.work.network
+        view_seed = self.work.view_seed(0)
+        proxy = network
+        if spec.dropped:
+            batches = part.loader([part.native, spec.resolution]).batches([self._readable], view_seed)
+            images, proxy_images = [tensor.to(self.work.device) for tensor in next(batches)[1]]
+            proxy = make_proxy(network, spec, images)
+            match_batch_norm(network, proxy, images, proxy_images)
+        segment = part.segment(proxy, spec.resolution, spec.precision)
+        loader = part.loader(spec.resolution)
+        pieces, seconds = [], 0.0
+        chunks = [self._readable[start:start + part.batch_size] for start in range(0, len(self._readable), part.batch_size)]
+        for _, images in loader.batches(chunks, view_seed):
+            start = time.perf_counter()
+            pieces.append(segment(images).cpu().numpy())
+            seconds += time.perf_counter() - start
+        features = np.concatenate(pieces)
+        bridge, residuals = fit_bridge_map(features, original)
+        cost = self._remembered(spec, 1000 * seconds / len(features))
+        return Level(str(spec), loader, segment, bridge), ResidualPredictor(bridge(features), residuals), residuals, cost
+
+    def _remembered(self, spec, milliseconds):
+        """The level's cost as this device measured it first, so that another run decides alike."""
+        key = {"level": str(spec), "network": self.work.fingerprint, "batch_size": self.part.batch_size,
+               "backend": self.work.decisions.values["backend"]["backend"], "device": describe_device(self.work.device),
+               "versions": [package_version(name) for name in ("torch", "openvino")]}
+        recalled = device_profile.recall(key)
+        if not isinstance(recalled, float):
+            recalled = round(milliseconds, 4)
+            device_profile.remember(key, recalled)
+        return recalled
+
+    def _original_features(self):
+        if self.calibration_cache is None:
+            self.calibration_cache = self.part.filled(self.part.original, "calibration", self.calibration)
+            self._readable = self.calibration_cache.present()
+        return self.calibration_cache.read(self._readable)
+
+    def _seconds(self, candidates):
+        """Expected seconds in frozen networks, for all samples but the calibration's."""
+        ordered = _dearest_first(candidates)
+        passes = 1 if self.part.is_cached else self.part.config.epochs
+        milliseconds = expected_milliseconds([each.cost for each in ordered], [each.share for each in ordered],
+                                             self._milliseconds, passes)
+        return (self.part.count - len(self.calibration)) * milliseconds / 1000
+
+    def _calibration_seconds(self):
+        """Of the frozen forwards that the calibration took."""
+        forwards = self._milliseconds + sum(candidate.cost for candidate in self._kept) if self._kept else 0.0
+        return len(self.calibration) * forwards / 1000
+
+
+def _dearest_first(candidates):
+    return sorted(candidates, key=lambda candidate: -candidate.cost)
