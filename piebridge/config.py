@@ -103,5 +103,3 @@ def _assemble(flat):
         else:
             top[key] = value
     return Config(**top, **{name: SECTIONS[name](**entries) for name, entries in sections.items()})
-
-

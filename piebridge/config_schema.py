@@ -118,7 +118,7 @@ class Config:
     checkpoint: Checkpoint = Checkpoint()
 
     def as_dict(self):
-      
+
         """Nested plain values, ready for JSON and YAML."""
         return _plain(dataclasses.asdict(self))
 

@@ -13,6 +13,7 @@ from torch import fx, nn
 from piebridge.core import graph, operations, translation
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
+from piebridge.core.packages import one_line
 
 TOLERANCE = 1e-5  # of the captured network's outputs, relative to their largest
 
@@ -30,8 +31,7 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
         try:
             traced = fx.GraphModule(module, tracer.trace(module))
         except fx.proxy.TraceError as error:
-            reason = str(error).splitlines()[0][:150]
-            raise UserError(f"network {name}: cannot capture a forward whose course depends on its input ({reason})") from None
+            raise UserError(f"network {name}: cannot capture a forward whose course depends on its input ({one_line(error)})") from None
         runs = [_Recorder(traced).record(_trial_batch(1, input_size))]
         if translation.depends_on_sizes(traced, runs[0]):
             runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))

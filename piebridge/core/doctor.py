@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from piebridge.core.packages import BROKEN, PROJECT_NAMES, imported_version, one_line, package_version
-from piebridge.core.workers import usable_cores
+from piebridge.core.workers import processor_name, read_proc, usable_cores
 
 PACKAGES = ("torch", "torchvision", "numpy", "PIL", "yaml", "pandas", "tqdm", "gdown", "openvino", "onnxruntime", "onnx", "timm",
             "matplotlib")
@@ -64,7 +64,7 @@ def advice(facts):
         lines.append("torch sees no GPU on this Jetson; pip has probably replaced NVIDIA's build: reinstall that one")
     free, total = memory["available_mib"], memory["total_mib"]
     if free is not None and free < LOW_MEMORY_MIB:
-        lines.append("%d MiB of memory are free: close other programs, or train with loader.workers=0 loader.batch_size=2" % free)
+        lines.append(f"{free} MiB of memory are free: close other programs, or train with loader.workers=0 loader.batch_size=2")
     if memory["swap_mib"] == 0 and total is not None and total < 4 * LOW_MEMORY_MIB:
         lines.append("no swap and little memory: zram swap helps; swap on an SD card wears the card")
     disk = facts["disk_free_gib"]
@@ -87,17 +87,17 @@ def render(facts):
         ("swap", f"{_shown(memory['swap_mib'])} MiB"),
         ("disk", "n/a" if facts["disk_free_gib"] is None else f"{facts['disk_free_gib']:.1f} GiB free here"),
         ("power mode", facts["power_mode"] or "n/a"),
-        ("power sensors", "%d of %d readable" % (sensors["readable"], sensors["found"]) if sensors["found"] else "n/a"),
+        ("power sensors", f"{sensors['readable']} of {sensors['found']} readable" if sensors["found"] else "n/a"),
     ]
     rows += [(name, found["detail"]) for name, found in facts["files"].items()]
     width = max(len(label) for label, _ in rows)
-    lines = ["%-*s  %s" % (width, label, value) for label, value in rows]
+    lines = [f"{label:<{width}}  {value}" for label, value in rows]
     todo = ["To do:"] + ["* " + line for line in facts["advice"]] if facts["advice"] else ["All is well."]
     return "\n".join(lines + [""] + todo)
 
 
 def _device(root):
-    facts = {"type": "cpu", "name": _processor(root), "cores": usable_cores(), "threads": None}
+    facts = {"type": "cpu", "name": processor_name(root / "proc/cpuinfo"), "cores": usable_cores(), "threads": None}
     torch = sys.modules.get("torch")
     if torch is not None:
         facts["threads"] = torch.get_num_threads()
@@ -106,16 +106,8 @@ def _device(root):
     return facts
 
 
-def _processor(root):
-    for key in ("model name", "Model", "Hardware"):
-        value = _table(root / "proc/cpuinfo").get(key)
-        if value:
-            return value
-    return platform.machine()
-
-
 def _memory(root):
-    table = _table(root / "proc/meminfo")
+    table = read_proc(root / "proc/meminfo")
 
     def mib(key):
         number = table.get(key, "").partition(" ")[0]
@@ -156,34 +148,20 @@ def _files():
 
         _, folder = locate_dataset("Clipart10")
         layout = read_layout(Path(str(folder)))
-        return "%d classes, %d images" % (len(layout.classes), sum(len(part) for part in layout.parts.values()))
+        return f"{len(layout.classes)} classes, {sum(len(part) for part in layout.parts.values())} images"
 
     def network():
         from piebridge.core.networks import load_network
 
-        return "%d parameters" % sum(parameter.numel() for parameter in load_network("efficientnet_lite0").parameters())
+        return f"{sum(parameter.numel() for parameter in load_network('efficientnet_lite0').parameters())} parameters"
 
     found = {}
     for name, read in (("data Clipart10", embedded_set), ("network efficientnet_lite0", network)):
         try:
             found[name] = {"is_readable": True, "detail": read()}
         except Exception as error:  # whatever it is, the page has to show it
-            found[name] = {"is_readable": False, "detail": one_line(error)}
+            found[name] = {"is_readable": False, "detail": one_line(error, most=1000)}
     return found
-
-
-def _table(path):
-    """First value of each `key : value` line of a /proc file."""
-    table = {}
-    try:
-        with open(str(path), errors="replace") as stream:
-            for line in stream:
-                key, separator, value = line.partition(":")
-                if separator and value.strip():
-                    table.setdefault(key.strip(), value.strip())
-    except OSError:
-        pass
-    return table
 
 
 def _first_line(path):
@@ -192,9 +170,6 @@ def _first_line(path):
             return stream.readline().strip()
     except OSError:
         return None
-
-
-
 
 
 def _shown(value):

@@ -7,10 +7,11 @@ import logging
 import os
 import warnings
 
-import numpy
+import numpy as np
 from PIL import Image
 
 from piebridge.core.errors import UserError
+from piebridge.core.packages import one_line
 
 LOG = logging.getLogger(__name__)
 
@@ -91,8 +92,7 @@ def _open(path, max_megapixels):
     width, height = image.size
     if width * height > max_megapixels * 1e6:
         image.close()
-        raise BadImage(path, "%d x %d is %.0f megapixels, more than the limit of %g" % (
-            width, height, width * height / 1e6, max_megapixels))
+        raise BadImage(path, f"{width} x {height} is {width * height / 1e6:.0f} megapixels, more than the limit of {max_megapixels:g}")
     return image
 
 
@@ -118,13 +118,13 @@ def _to_rgb(image):
 def _grey_from_wide(image):
     """16-bit, 32-bit and float grey to 8 bits. Pillow's own conversion would clip everything above 255 to white."""
     is_sixteen_bit = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")  # older Pillow opens these as mode "I"
-    values = numpy.asarray(image).astype(numpy.float32)
+    values = np.asarray(image).astype(np.float32)
     highest = float(values.max())
     if is_sixteen_bit:
         top = 65535.0
     else:  # no declared range: the smallest usual one that holds the values
         top = next((usual for usual in (1.0, 255.0, 65535.0) if highest <= usual), highest)
-    return Image.fromarray(numpy.clip(values * (255.0 / top) + 0.5, 0, 255).astype(numpy.uint8))
+    return Image.fromarray(np.clip(values * (255.0 / top) + 0.5, 0, 255).astype(np.uint8))
 
 
 def _upright(image, rgb):
@@ -165,4 +165,4 @@ def _reason(path, error):
         return "not an image, or of a kind that is not read here"
     if isinstance(error, (OSError, SyntaxError, EOFError)) and ("truncated" in str(error).lower() or "EOF" in str(error)):
         return f"the file is cut short: {error}"
-    return "damaged: %s" % (" ".join(str(error).split()) or type(error).__name__)
+    return f"damaged: {one_line(error)}"

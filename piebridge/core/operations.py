@@ -38,12 +38,13 @@ FunctionOperation = namedtuple("FunctionOperation", "run checks inputs")
 
 # Modules -----------------------------------------------------------------------------------------------------------------
 
-def _pair(value):
-    return tuple(value) if type(value) is list else (value, value)
+def pair(value):
+    """[height, width] of an argument that is one number for both image axes, or one for each."""
+    return list(value) if isinstance(value, (list, tuple)) else [value, value]
 
 
 def _conv_shapes(a):
-    weight = (a["out_channels"], a["in_channels"] // a["groups"]) + _pair(a["kernel_size"])
+    weight = (a["out_channels"], a["in_channels"] // a["groups"]) + tuple(pair(a["kernel_size"]))
     return {"weight": weight, "bias": (a["out_channels"],) if a["bias"] else None}
 
 

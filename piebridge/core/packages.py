@@ -25,5 +25,7 @@ def imported_version(name):
     return str(getattr(module, "__version__", "installed"))
 
 
-def one_line(error):
-    return " ".join(str(error).split()) or type(error).__name__
+def one_line(error, most=200):
+    """First line of an exception's text, at most `most` characters of it; the exception's type where it has no text."""
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[0].split())[:most] if lines else type(error).__name__

@@ -81,7 +81,7 @@ def _predict(network, paths, top):
             for probability, label in zip(row, row_labels):
                 yield Prediction(path, classes[label] if classes else str(label), probability)
     if bad == len(paths):
-        raise UserError("none of the %d images could be read; the reasons are above" % bad)
+        raise UserError(f"none of the {bad} images could be read; the reasons are above")
     if bad:
         LOG.warning("%d of %d images could not be read and are left out", bad, len(paths))
 

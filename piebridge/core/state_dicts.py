@@ -10,6 +10,7 @@ import torch
 from piebridge.core import compat
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
+from piebridge.core.packages import one_line
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "net", "model_ema")  # keys under which training scripts save a state dict
 _PLAIN_STORAGES = ("FloatStorage", "DoubleStorage", "HalfStorage", "BFloat16Storage", "LongStorage", "IntStorage", "ShortStorage",
@@ -33,10 +34,10 @@ def read_state_dict(path, trust_pickle=False):
         else:
             content = _load(path, weights_only=True) if compat.HAS_WEIGHTS_ONLY else load_restricted(path)
     except pickle.UnpicklingError as error:
-        raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({_first_line(error)}); save "
+        raise UserError(f"{path}: holds pickled objects other than tensors, which could run code ({one_line(error)}); save "
                         "the module's state_dict(), or give trust_pickle=true if you trust whoever made the file") from None
     except Exception as error:  # whatever a damaged archive makes torch raise
-        raise UserError(f"{path}: not a readable torch file ({_first_line(error)})") from None
+        raise UserError(f"{path}: not a readable torch file ({one_line(error)})") from None
     return _tensors_of(path, content)
 
 
@@ -119,7 +120,3 @@ def match_by_name(where, tensors, expected):
         if key not in expected:
             raise UserError(f"{where}: tensor {key!r} is none of the architecture's{closest(key, list(expected))}")
     return OrderedDict((key, tensors[key]) for key in expected)
-
-
-def _first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

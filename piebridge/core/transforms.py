@@ -6,7 +6,7 @@ original at 224 px and a proxy at 160 px look at the same part of the same image
 
 import math
 
-import numpy
+import numpy as np
 import torch
 from PIL import Image
 
@@ -57,10 +57,10 @@ class Transform:
         self.crop_scale = tuple(crop_scale)
         self.crop_ratio = tuple(crop_ratio)
         # (value / 255 - mean) / std as one multiplication and one addition
-        std_column = numpy.asarray(self.std, numpy.float64).reshape(3, 1, 1)
-        mean_column = numpy.asarray(self.mean, numpy.float64).reshape(3, 1, 1)
-        self._factor = (1 / (255 * std_column)).astype(numpy.float32)
-        self._offset = (-mean_column / std_column).astype(numpy.float32)
+        std_column = np.asarray(self.std, np.float64).reshape(3, 1, 1)
+        mean_column = np.asarray(self.mean, np.float64).reshape(3, 1, 1)
+        self._factor = (1 / (255 * std_column)).astype(np.float32)
+        self._offset = (-mean_column / std_column).astype(np.float32)
 
     @classmethod
     def for_network(cls, description, size=None, augment="none"):
@@ -89,13 +89,13 @@ class Transform:
         """Like the call, into `output`: a float32 numpy array [3, size, size], such as a slot of a batch."""
         box, is_flipped = self.view(image.size, view_seed)
         resized = image.resize((self.size, self.size), INTERPOLATIONS[self.interpolation], box=box)
-        pixels = numpy.asarray(resized)  # [size, size, 3] uint8
+        pixels = np.asarray(resized)  # [size, size, 3] uint8
         if is_flipped:
             pixels = pixels[:, ::-1]
         # numpy, not torch: one call of torch may start a team of threads, in each of the loader's threads
-        numpy.copyto(output, pixels.transpose(2, 0, 1))
-        numpy.multiply(output, self._factor, out=output)
-        numpy.add(output, self._offset, out=output)
+        np.copyto(output, pixels.transpose(2, 0, 1))
+        np.multiply(output, self._factor, out=output)
+        np.add(output, self._offset, out=output)
 
     def view(self, image_size, view_seed=None):
         """The window (left, upper, right, lower; pixels, fractions allowed) in an image of (width, height), and the flip."""
@@ -144,7 +144,7 @@ class Transform:
 def _generator(view_seed):
     """A generator of its own for each view. `view_seed` is a non-negative int or a sequence of them."""
     words = [int(word) for word in view_seed] if isinstance(view_seed, (tuple, list)) else int(view_seed)
-    return numpy.random.Generator(numpy.random.PCG64(numpy.random.SeedSequence(words)))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
 
 def _check_choice(key, value, known):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from piebridge.core.errors import UserError
+from piebridge.core.packages import one_line
 
 LOG = logging.getLogger(__name__)
 
@@ -71,8 +72,7 @@ def _fetched(name, weights):
     try:
         torch.hub.download_url_to_file(weights.url, str(path), hash_prefix=file_name.rpartition(".")[0].rpartition("-")[2])
     except Exception as error:  # no network, a proxy's refusal, a wrong hash
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
-        raise UserError(f"no pretrained weights for {name}: cannot fetch {weights.url} ({reason}); put the file {file_name} at "
+        raise UserError(f"no pretrained weights for {name}: cannot fetch {weights.url} ({one_line(error)}); put the file {file_name} at "
                         f"{FOLDER}/{name}.pth, or give network=FILE") from None
     finally:
         socket.setdefaulttimeout(timeout)

@@ -1,7 +1,8 @@
-"""How many threads decode images: what the process may use, and none on a board that is short of memory."""
+"""What this machine has, as /proc says it, and how many threads decode images: none on a board that is short of memory."""
 
 import logging
 import os
+import platform
 
 from piebridge.core.errors import UserError
 
@@ -32,11 +33,25 @@ def usable_cores():
 
 def available_memory(meminfo="/proc/meminfo"):
     """Bytes that can be had without swapping, or None where the system does not say."""
+    kib = read_proc(meminfo).get("MemAvailable", "").partition(" ")[0]
+    return int(kib) * 1024 if kib.isdigit() else None
+
+
+def processor_name(cpuinfo="/proc/cpuinfo"):
+    """The processor's name, or a board's, or at least the kind of processor."""
+    facts = read_proc(cpuinfo)
+    return next((facts[key] for key in ("model name", "Model", "Hardware") if key in facts), platform.machine())
+
+
+def read_proc(path):
+    """{key: value} of a `key : value` file such as those in /proc; of a key that comes again, its first value."""
+    facts = {}
     try:
-        with open(str(meminfo)) as lines:
+        with open(str(path), errors="replace") as lines:
             for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
+                key, _, value = line.partition(":")
+                if value.strip():
+                    facts.setdefault(key.strip(), value.strip())
+    except OSError:
         pass
-    return None
+    return facts

@@ -5,7 +5,7 @@ import pickle
 import struct
 import zlib
 
-import numpy
+import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
@@ -15,12 +15,12 @@ from piebridge.core.images import BadImage, check_image, load_image
 
 def picture(width=90, height=60):
     """A smooth colour image, so that lossy formats stay close to it."""
-    x, y = numpy.meshgrid(numpy.linspace(0, 255, width), numpy.linspace(0, 255, height))
-    return Image.fromarray(numpy.stack([x, y, 255 - x], axis=2).astype(numpy.uint8))
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8))
 
 
 def pixels(image):
-    return numpy.asarray(image).astype(int)
+    return np.asarray(image).astype(int)
 
 
 def png_header(width, height):
@@ -37,7 +37,7 @@ def test_colour_files_are_read_as_they_are(tmp_path, suffix):
     picture().save(str(path), quality=95)
     image = load_image(path)
     assert image.mode == "RGB" and type(image.size) is tuple and image.size == (90, 60)
-    assert numpy.abs(pixels(image) - pixels(picture())).mean() < 3
+    assert np.abs(pixels(image) - pixels(picture())).mean() < 3
     check_image(path)
 
 
@@ -46,8 +46,8 @@ def test_grey_and_black_and_white(tmp_path):
     picture().convert("1").save(str(tmp_path / "bits.png"))
     grey = pixels(load_image(tmp_path / "grey.jpg"))
     assert (grey[..., 0] == grey[..., 1]).all() and (grey[..., 1] == grey[..., 2]).all()
-    assert numpy.abs(grey[..., 0] - pixels(picture().convert("L"))).mean() < 3
-    assert set(numpy.unique(pixels(load_image(tmp_path / "bits.png")))) == {0, 255}
+    assert np.abs(grey[..., 0] - pixels(picture().convert("L"))).mean() < 3
+    assert set(np.unique(pixels(load_image(tmp_path / "bits.png")))) == {0, 255}
 
 
 def test_palette_with_and_without_transparency(tmp_path):
@@ -75,23 +75,23 @@ def test_transparency_is_laid_onto_white(tmp_path):
 
 def test_cmyk(tmp_path):
     picture().convert("CMYK").save(str(tmp_path / "cmyk.jpg"), quality=95)
-    assert numpy.abs(pixels(load_image(tmp_path / "cmyk.jpg")) - pixels(picture())).mean() < 3
+    assert np.abs(pixels(load_image(tmp_path / "cmyk.jpg")) - pixels(picture())).mean() < 3
 
 
 @pytest.mark.parametrize("name", ["grey.png", "grey.tif"])
 def test_sixteen_bits_keep_their_range(tmp_path, name):
-    values = numpy.array([[0, 257 * 10, 257 * 128, 65535]], dtype=numpy.uint16)
+    values = np.array([[0, 257 * 10, 257 * 128, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(str(tmp_path / name))
     assert pixels(load_image(tmp_path / name))[0, :, 0].tolist() == [0, 10, 128, 255]
 
 
 def test_dark_sixteen_bit_image_is_not_stretched(tmp_path):
-    Image.fromarray(numpy.full((2, 2), 200, dtype=numpy.uint16)).save(str(tmp_path / "dark.png"))
+    Image.fromarray(np.full((2, 2), 200, dtype=np.uint16)).save(str(tmp_path / "dark.png"))
     assert pixels(load_image(tmp_path / "dark.png")).max() == 1
 
 
 def test_float_image(tmp_path):
-    Image.fromarray(numpy.array([[0.0, 0.5, 1.0]], dtype=numpy.float32)).save(str(tmp_path / "float.tif"))
+    Image.fromarray(np.array([[0.0, 0.5, 1.0]], dtype=np.float32)).save(str(tmp_path / "float.tif"))
     assert pixels(load_image(tmp_path / "float.tif"))[0, :, 0].tolist() == [0, 128, 255]
 
 
@@ -170,7 +170,7 @@ def test_large_photos_are_decoded_smaller(tmp_path, kind):
     whole = load_image(path)
     assert whole.size == (1700, 1300)
     shrunk = [pixels(image.resize((170, 130), Image.BICUBIC)) for image in (small, whole)]
-    assert numpy.abs(shrunk[0] - shrunk[1]).mean() < 1
+    assert np.abs(shrunk[0] - shrunk[1]).mean() < 1
 
 
 def test_small_photos_are_not(tmp_path):

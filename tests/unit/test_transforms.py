@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-import numpy
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,14 +19,14 @@ TWO_LEVELS = 2 / 255 + 1e-6  # the two passes may be done in another order, and 
 
 
 def noise(width, height, seed=0, lowest=0, highest=256):
-    pixels = numpy.random.RandomState(seed).randint(lowest, highest, (height, width, 3)).astype(numpy.uint8)
+    pixels = np.random.RandomState(seed).randint(lowest, highest, (height, width, 3)).astype(np.uint8)
     return Image.fromarray(pixels)
 
 
 def ramps(width, height):
     """Red tells the place from left to right, green from top to bottom, both 0..255."""
-    x, y = numpy.meshgrid(numpy.linspace(0, 255, width), numpy.linspace(0, 255, height))
-    return Image.fromarray(numpy.stack([x, y, 0 * x], axis=2).astype(numpy.uint8))
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([x, y, 0 * x], axis=2).astype(np.uint8))
 
 
 @pytest.mark.parametrize("width, height", [(256, 256), (160, 160), (500, 375), (375, 501), (97, 640), (30, 20), (1, 50)])
@@ -46,7 +46,7 @@ def test_interpolations(interpolation):
     image = noise(100, 100)
     resized = image.resize((50, 50), getattr(Image, interpolation.upper()))
     output = Transform(50, interpolation=interpolation, crop_fraction=1.0, **PLAIN)(image)
-    assert (output.permute(1, 2, 0).numpy() * 255 - numpy.asarray(resized)).__abs__().max() < 1e-3
+    assert (output.permute(1, 2, 0).numpy() * 255 - np.asarray(resized)).__abs__().max() < 1e-3
 
 
 def test_normalisation_and_channel_order():
@@ -78,8 +78,8 @@ def test_a_view_is_decided_by_its_seed_alone():
 
 def test_views_are_the_same_on_every_system():
     box, is_flipped = Transform(64, MEAN, STD, augment="crop_flip").view((400, 300), (0, 0, 0))
-    words = numpy.random.PCG64(numpy.random.SeedSequence((0, 0, 0))).random_raw(5)
-    flip, area, ratio, x, y = [int(word >> numpy.uint64(11)) / 2 ** 53 for word in words]
+    words = np.random.PCG64(np.random.SeedSequence((0, 0, 0))).random_raw(5)
+    flip, area, ratio, x, y = [int(word >> np.uint64(11)) / 2 ** 53 for word in words]
     area, ratio = 120000 * (0.08 + 0.92 * area), math.exp(math.log(4 / 3) * (2 * ratio - 1))
     width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
     assert width <= 400 and height <= 300  # the first try fits
@@ -90,15 +90,15 @@ def test_views_are_the_same_on_every_system():
 def test_random_windows_have_the_asked_area_and_shape():
     transform = Transform(64, MEAN, STD, augment="crop_flip")
     boxes, flips = zip(*(transform.view((320, 240), (0, seed)) for seed in range(2000)))
-    left, upper, right, lower = numpy.array(boxes).T
+    left, upper, right, lower = np.array(boxes).T
     assert (left >= 0).all() and (upper >= 0).all() and (right <= 320).all() and (lower <= 240).all()
     ratios, areas = (right - left) / (lower - upper), (right - left) * (lower - upper) / (320 * 240)
     assert ratios.min() > 0.749 and ratios.max() < 1.334 and areas.min() >= 0.0799 and areas.max() <= 1
-    assert 0.45 < numpy.mean(flips) < 0.55
+    assert 0.45 < np.mean(flips) < 0.55
     torch.manual_seed(0)
-    theirs = numpy.array([reference.RandomResizedCrop.get_params(torch.empty(3, 240, 320), (0.08, 1.0), (3 / 4, 4 / 3))
+    theirs = np.array([reference.RandomResizedCrop.get_params(torch.empty(3, 240, 320), (0.08, 1.0), (3 / 4, 4 / 3))
                           for _ in range(2000)])
-    assert numpy.mean(areas) == pytest.approx(numpy.mean(theirs[:, 2] * theirs[:, 3] / (320 * 240)), abs=0.03)
+    assert np.mean(areas) == pytest.approx(np.mean(theirs[:, 2] * theirs[:, 3] / (320 * 240)), abs=0.03)
 
 
 def test_the_window_is_what_comes_out():
@@ -128,8 +128,8 @@ def test_a_proxy_sees_the_same_window_at_a_lower_resolution():
     full, low = (Transform(size, MEAN, STD, augment="crop_flip") for size in (224, 160))
     for seed in range(5):
         assert full.view((640, 480), seed) == low.view((640, 480), seed)
-    centre = [numpy.array(transform.view((640, 480))[0]) for transform in (full, low)]
-    assert numpy.abs(centre[0] - centre[1]).max() < 3  # whole pixels of the resized image
+    centre = [np.array(transform.view((640, 480))[0]) for transform in (full, low)]
+    assert np.abs(centre[0] - centre[1]).max() < 3  # whole pixels of the resized image
 
 
 @pytest.mark.parametrize("width, height", [(3000, 10), (10, 3000), (1, 1), (2, 1)])

@@ -35,7 +35,7 @@ class OnnxEmitter:
 
     def constant(self, array):
         array = np.asarray(array, order="C")
-        name = "c%d" % len(self._constants)
+        name = f"c{len(self._constants)}"
         self._constants.append(self._to_tensor(array, name))
         return _Tensor(name, array.shape)
 
@@ -126,7 +126,7 @@ class OnnxEmitter:
         return self._node("Slice", [x] + [self._indices([number]) for number in (start, stop, axis)], tuple(shape))
 
     def _node(self, operation, inputs, shape, **attributes):
-        name = "v%d" % len(self._nodes)
+        name = f"v{len(self._nodes)}"
         self._nodes.append(self._helper.make_node(operation, [each.name for each in inputs], [name], **attributes))
         return _Tensor(name, tuple(shape))
 

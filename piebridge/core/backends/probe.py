@@ -10,7 +10,7 @@ from piebridge.core.backends import device_profile
 from piebridge.core.backends.registry import BACKENDS, build_segment, missing_packages
 from piebridge.core.device import describe_device
 from piebridge.core.errors import UserError
-from piebridge.core.packages import package_version
+from piebridge.core.packages import one_line, package_version
 
 LOG = logging.getLogger(__name__)
 # A candidate may be this much faster than what is typical of it before the race would have left it out wrongly.
@@ -102,7 +102,7 @@ class _Race:
             build_seconds = time.perf_counter() - begin
         except Exception as failure:  # whatever a library raises, the others can still run
             LOG.debug("backend %s failed", name, exc_info=True)
-            self._note(name, "refused: " + _first_line(failure))
+            self._note(name, "refused: " + one_line(failure))
             return
         if error > self.tolerance:
             verdict = f"refused: its features differ from eager's by {error:.2g}, more than the tolerance {self.tolerance:.2g}"
@@ -127,7 +127,7 @@ class _Race:
         if gain <= 0:
             return f"not tried: slower than {self.best} as a rule"
         if expected_images is not None and gain / 1000 * expected_images < cost:
-            return "not tried: could save %.2g s of %d images for %.2g s" % (gain / 1000 * expected_images, expected_images, cost)
+            return f"not tried: could save {gain / 1000 * expected_images:.2g} s of {expected_images} images for {cost:.2g} s"
         return None
 
     def milliseconds(self, name):
@@ -170,11 +170,6 @@ def _reason(race, tolerance):
     error = next(each["error"] for each in race.measurements if each["backend"] == race.best)
     return (f"{best:.3g} ms per image, {eager / best:.2g} times as fast as eager ({eager:.3g} ms); "
             f"features differ by {error:.1g} (tolerance {tolerance:.2g}){notes}")
-
-
-def _first_line(failure):
-    lines = str(failure).strip().splitlines()
-    return lines[0][:200] if lines else type(failure).__name__
 
 
 def _key(network, images, batch_size, tolerance, expected_images, names, fingerprint):

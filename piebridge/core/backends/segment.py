@@ -25,8 +25,8 @@ class Segment:
     def __call__(self, images):
         expected = (3, self.input_size, self.input_size)
         if images.dim() != 4 or tuple(images.shape[1:]) != expected or images.dtype != torch.float32:
-            raise ValueError("segment %s: images must be float32 [N,3,%d,%d], not %s %s"
-                             % (self.backend, self.input_size, self.input_size, images.dtype, list(images.shape)))
+            raise ValueError(f"segment {self.backend}: images must be float32 [N,3,{self.input_size},{self.input_size}], "
+                             f"not {images.dtype} {list(images.shape)}")
         if not self._is_fixed:
             return self._run(images)
         return torch.cat([self._whole_batch(piece) for piece in images.split(self.batch_size)])

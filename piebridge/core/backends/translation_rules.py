@@ -9,13 +9,10 @@ import numpy as np
 
 from piebridge.core.backends.folding import batch_norm_scale
 from piebridge.core.backends.segment import Unsupported
+from piebridge.core.operations import pair
 
 # mean, std: float64 [C], what batch norm says of a convolution's output over the training data
 Moments = namedtuple("Moments", "mean std")
-
-
-def _pair(value):
-    return list(value) if isinstance(value, (list, tuple)) else [value, value]
 
 
 def _batch_norm_arrays(job, node):
@@ -30,7 +27,7 @@ def _batch_norm_arrays(job, node):
 def _conv(job, node, a):
     """Conv2d, with the zero padding before it and the batch norm behind it, where they are its alone."""
     weight, bias = job.array(node["module"] + ".weight"), job.array(node["module"] + ".bias")
-    x, (height, width) = job.input(node), _pair(a["padding"])
+    x, (height, width) = job.input(node), pair(a["padding"])
     begin, end = [height, width], [height, width]
     if a.get("padding_mode", "zeros") != "zeros":
         x, begin, end = job.emitter.pad(x, begin, end, a["padding_mode"]), [0, 0], [0, 0]
@@ -48,7 +45,7 @@ def _conv(job, node, a):
         bias = bias.astype(np.float32)
         moments = Moments(np.zeros_like(scale) if arrays[1] is None else arrays[1].astype(np.float64),
                           np.ones_like(scale) if arrays[0] is None else np.abs(arrays[0].astype(np.float64)))
-    value = job.emitter.convolution(x, weight, bias, _pair(a["stride"]), begin, end, _pair(a["dilation"]), a["groups"], moments)
+    value = job.emitter.convolution(x, weight, bias, pair(a["stride"]), begin, end, pair(a["dilation"]), a["groups"], moments)
     if norm is not None:
         job.values[norm["name"]] = value
     return value
@@ -62,7 +59,7 @@ def _batch_norm(job, node, a):
 
 
 def _border(a):
-    return _pair(a["padding"]) * 2 if not isinstance(a["padding"], (list, tuple)) else a["padding"]
+    return pair(a["padding"]) * 2 if not isinstance(a["padding"], (list, tuple)) else a["padding"]
 
 
 def _zero_pad(job, node, a):
@@ -102,7 +99,7 @@ def _product(job, x, weight, bias):
 
 
 def _max_pool(job, node, a):
-    kernel, strides, begin, dilations = [_pair(a[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
+    kernel, strides, begin, dilations = [pair(a[name]) for name in ("kernel_size", "stride", "padding", "dilation")]
     end = list(begin)
     if a["ceil_mode"]:  # libraries differ in what they round up; more padding, which a maximum ignores, is the same everywhere
         for axis, size in enumerate(job.emitter.shape(job.input(node))[2:]):
@@ -117,17 +114,17 @@ def _max_pool(job, node, a):
 def _average_pool(job, node, a):
     if a["ceil_mode"]:
         raise Unsupported(f"node {node['name']!r}: average pooling with ceil_mode is not translated")
-    kernel, strides, padding = [_pair(a[name]) for name in ("kernel_size", "stride", "padding")]
+    kernel, strides, padding = [pair(a[name]) for name in ("kernel_size", "stride", "padding")]
     return job.emitter.average_pool(job.input(node), kernel, strides, padding, padding, a["count_include_pad"])
 
 
 def _adaptive_pool(job, node, a):
-    wanted, shape = _pair(a["output_size"]), job.emitter.shape(job.input(node))
+    wanted, shape = pair(a["output_size"]), job.emitter.shape(job.input(node))
     if wanted == [1, 1]:
         return job.emitter.mean(job.input(node), [2, 3], True)
     if shape[2] % wanted[0] or shape[3] % wanted[1]:
-        raise Unsupported("node %r: adaptive pooling of %dx%d to %dx%d has windows of unequal size"
-                          % (node["name"], shape[2], shape[3], wanted[0], wanted[1]))
+        raise Unsupported(f"node {node['name']!r}: adaptive pooling of {shape[2]}x{shape[3]} to {wanted[0]}x{wanted[1]} has windows "
+                          "of unequal size")
     kernel = [shape[2] // wanted[0], shape[3] // wanted[1]]
     return job.emitter.average_pool(job.input(node), kernel, kernel, [0, 0], [0, 0], True)
 

@@ -2,4 +2,5 @@
 
 from piebridge.core.descriptions import write_descriptions
 
-write_descriptions()
+if __name__ == "__main__":
+    write_descriptions()
