@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from piebridge.core.archives import unpack_tar
 from piebridge.core.errors import UserError
+from piebridge.core.progress_bar import progress_bar
 
 LOG = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def _download(name, folder):
         raise UserError(f"{name}: the package gdown is not installed (pip install gdown); or {cure}") from None
     path = folder / ARCHIVE_NAME
     try:
-        result = gdown.download(id=ARCHIVE_ID, output=str(path), quiet=False)
+        result = gdown.download(id=ARCHIVE_ID, output=str(path), quiet=not LOG.isEnabledFor(logging.INFO))
     except Exception as error:  # requests', urllib's and gdown's own, which differ by version
         LOG.debug("gdown: %s", error)
         raise UserError(f"{name}: the download failed ({type(error).__name__}); {cure}") from error
@@ -66,8 +67,6 @@ def _download(name, folder):
 
 def _unpack(archive, name, folder):
     """Write what lies below the archive's NAME_MNN to `folder`; returns the number of files."""
-    from tqdm import tqdm
-
     wanted = {name.lower(), name.lower() + "_mnn"}
 
     def place(path):
@@ -78,7 +77,7 @@ def _unpack(archive, name, folder):
 
     free = shutil.disk_usage(str(folder.parent)).free
     try:
-        with tarfile.open(str(archive), "r:*") as tar, tqdm(desc="unpacking", unit="file", delay=2, leave=False) as progress:
+        with tarfile.open(str(archive), "r:*") as tar, progress_bar(desc="unpacking", unit="file") as progress:
             return unpack_tar(tar, folder, place, archive, min(_MAX_BYTES, free), on_member=progress.update)
     except (tarfile.ReadError, EOFError) as error:
         raise UserError(f"{archive}: not a tar archive, or cut short ({error}); download {ARCHIVE_NAME} again") from error

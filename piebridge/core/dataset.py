@@ -12,6 +12,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_file, sha256_of_json
 from piebridge.core.images import MAX_MEGAPIXELS, BadImage, check_image, silence_pillow
 from piebridge.core.layouts import Sample, read_layout
+from piebridge.core.progress_bar import progress_bar
 from piebridge.core.splits import portable_key, stratified_split
 from piebridge.core.workers import resolve_workers
 
@@ -176,8 +177,6 @@ def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_
 
 def _reasons(samples, workers, max_megapixels, is_full_decode):
     """[(sample, None or why it is unreadable)], in order."""
-    from tqdm import tqdm
-
     def check(sample):
         try:
             check_image(sample.path, max_megapixels, is_full_decode)
@@ -187,7 +186,7 @@ def _reasons(samples, workers, max_megapixels, is_full_decode):
 
     results = []
     with ThreadPoolExecutor(max(1, resolve_workers(workers))) as executor, \
-            tqdm(total=len(samples), desc="checking images", unit="image", delay=2, leave=False) as progress:
+            progress_bar(total=len(samples), desc="checking images", unit="image") as progress:
         for start in range(0, len(samples), _CHECKED_AT_ONCE):  # in pieces, so that Ctrl-C has little to wait for
             results.extend(executor.map(check, samples[start:start + _CHECKED_AT_ONCE]))
             progress.update(len(results) - progress.n)

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
-from tqdm import tqdm
 
 from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_file, write_json, write_text
 from piebridge.core.images import BadImage, load_image, silence_pillow
 from piebridge.core.openclipart_package import CLASS_FOLDERS, download_package, unpack_package
+from piebridge.core.progress_bar import progress_bar
 
 LOG = logging.getLogger(__name__)
 
@@ -103,8 +103,8 @@ def _build(root, recipe, folder):
     choice = _distinct_pictures(root, left_out)
     rendered, images = set(), []
     with ThreadPoolExecutor(_THREADS) as executor, \
-            tqdm(total=sum(min(len(choice[name]), recipe.per_class) for name in recipe.classes), desc="drawing images",
-                 unit="image", delay=2, leave=False) as progress:
+            progress_bar(total=sum(min(len(choice[name]), recipe.per_class) for name in recipe.classes), desc="drawing images",
+                         unit="image") as progress:
         for name in sorted(recipe.classes):
             (folder / name).mkdir(parents=True)
             waiting, count = list(choice[name]), 0

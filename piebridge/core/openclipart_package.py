@@ -4,11 +4,10 @@ import logging
 import shutil
 import subprocess
 
-from tqdm import tqdm
-
 from piebridge.core.archives import deb_version, open_deb, unpack_tar
 from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_file
+from piebridge.core.progress_bar import progress_bar
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ def download_package(folder):
     command = ["apt-get", "download", "-o", "APT::Sandbox::User=root", PACKAGE]
     with subprocess.Popen(command, cwd=str(folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           universal_newlines=True) as process, \
-            tqdm(total=131, desc=f"downloading {PACKAGE}", unit="MB", delay=2, leave=False) as progress:
+            progress_bar(total=131, desc=f"downloading {PACKAGE}", unit="MB") as progress:
         try:
             messages = _wait(process, folder, progress)
         except BaseException:
@@ -68,7 +67,7 @@ def unpack_package(origin, folder):
     if not origin.is_file():
         raise UserError(f"source={origin}: no such file or folder; give the .deb of {PACKAGE}, or a folder with it unpacked")
     package = {"name": PACKAGE, "deb_version": deb_version(origin), "sha256": sha256_of_file(origin)}
-    with open_deb(origin) as tar, tqdm(desc=f"unpacking {PACKAGE}", unit="file", delay=2, leave=False) as progress:
+    with open_deb(origin) as tar, progress_bar(desc=f"unpacking {PACKAGE}", unit="file") as progress:
         unpack_tar(tar, folder, _place, origin, on_member=progress.update)
     return _pictures_root(folder), package
 

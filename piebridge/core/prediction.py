@@ -6,11 +6,11 @@ from collections import namedtuple
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from piebridge.core.errors import UserError
 from piebridge.core.images import IMAGE_EXTENSIONS, BadImage, load_image
 from piebridge.core.network_file import load_network_file
+from piebridge.core.progress_bar import progress_bar
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.transforms import Transform
 
@@ -69,7 +69,7 @@ def _predict(network, paths, top):
     transform = Transform.for_network(network.description)
     classes = network.description["class_names"]
     bad = 0
-    for start in tqdm(range(0, len(paths), BATCH_SIZE), desc="classifying", unit="batch", delay=2, leave=False, disable=None):
+    for start in progress_bar(range(0, len(paths), BATCH_SIZE), desc="classifying", unit="batch"):
         readable, images = _load(paths[start:start + BATCH_SIZE], transform)
         bad += min(BATCH_SIZE, len(paths) - start) - len(readable)
         if not readable:
