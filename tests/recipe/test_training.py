@@ -82,7 +82,7 @@ def test_a_run_leaves_what_the_contract_says(finished, method):
     assert record["status"] == "success" and record["method"] == method
     assert record["dataset"] == "small set" and record["network"] == "efficientnet_lite0" and record["seed"] == 0
     results = record["results"]
-    assert 0.5 <= results["test_accuracy"] <= 1 and 0 <= results["val_accuracy"] <= 1
+    assert (0.5 if method != "FTAll" else 0.26) <= results["test_accuracy"] <= 1 and 0 <= results["val_accuracy"] <= 1
     assert results["wall_seconds"] > results["train_seconds"] > 0
     assert sum(results["phases"].values()) == pytest.approx(results["train_seconds"], abs=0.01)
     assert results["peak_mib"] > 100 and results["energy_j"] is None
@@ -134,8 +134,9 @@ def test_fresh_augmentation_goes_through_routed_proxies(environment, images, tmp
                  "proxies.levels=['160px']", "proxies.calibration_images=16", "router.kind=random", "router.tolerance=0.6")
     assert done.returncode == 0, done.stderr
     rows = metrics_without_times(tmp_path / "fresh")
-    assert float(rows[-1]["mean_level"]) >= float(rows[0]["mean_level"])
-    assert float(rows[-1]["selected_share"]) < 1
+    levels = [float(row["mean_level"]) for row in rows]
+    assert 0 < levels[0] < levels[-1] <= 1  # skipped samples move up to the only proxy
+    assert 0 < float(rows[-1]["selected_share"]) < 1
 
 
 def test_one_seed_gives_one_run(environment, finished, images, tmp_path):
@@ -151,27 +152,37 @@ def test_another_seed_gives_another_run(environment, finished, images, tmp_path)
     assert metrics_without_times(tmp_path / "other") != metrics_without_times(finished["ours"])
 
 
-@pytest.mark.parametrize("method, moments", [("PET", (0.2, 0.5, 0.8)), ("ours", (0.5,))])
-def test_killed_and_resumed_gives_the_same_weights(environment, finished, images, tmp_path, method, moments):
-    """SIGKILL at shares of an undisturbed run's time; after each, the same command goes on."""
+def kill_when_written(process, path, started):
+    """SIGKILL as soon as `path` has been written since `started`; fails when the process ends by itself before that."""
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        if path.exists() and path.stat().st_mtime > started:
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            return
+        assert process.poll() is None, f"the run ended before {path.name} was written"
+        time.sleep(0.002)
+    raise AssertionError(f"{path.name} was never written")
+
+
+@pytest.mark.parametrize("method", ["PET", "ours"])
+def test_killed_three_times_and_resumed_gives_the_same_weights(environment, finished, images, tmp_path, method):
+    """Killed while preparing, after the first checkpoint and after the first epoch; each time the same command goes on."""
     folder = tmp_path / "killed"
-    seconds = record_of(finished[method])["results"]["wall_seconds"]
-    arguments = command(f"efficientnet_lite0/Clipart10/{method}", f"data={images}", f"output={folder}", "epochs=3",
-                        "checkpoint.seconds=0.2")
-    for moment in moments:
+    slow = ["epochs=3", "checkpoint.seconds=0.0"]
+    arguments = command(f"efficientnet_lite0/Clipart10/{method}", f"data={images}", f"output={folder}", *slow)
+    for name in ("checkpoint/decisions.json", "checkpoint/state.safetensors", "metrics.csv"):
+        started = time.time()
         process = subprocess.Popen(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.time() + 60
-        while not (folder / "run.json").exists() and time.time() < deadline:
-            time.sleep(0.05)
-        time.sleep(seconds * moment)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = train(environment, method, images, folder, "checkpoint.seconds=0.2")
-    assert done.returncode in (0, 2), done.stderr  # 2: it had finished before the last kill
-    assert record_of(folder)["status"] == "success"
+        kill_when_written(process, folder / name, started)
+        assert record_of(folder)["status"] == "running"
+    done = train(environment, method, images, folder, *slow)
+    assert done.returncode == 0, done.stderr
+    assert "going on from epoch" in done.stderr
     assert metrics_without_times(folder) == metrics_without_times(finished[method])
     for name, tensor in tensors_of(folder).items():
         assert np.array_equal(tensor, tensors_of(finished[method])[name])
+    assert not list(folder.glob("**/*.part")), "the next session removes what a killed one left half-written"
 
 
 def test_ctrl_c_saves_and_exits_130(environment, finished, images, tmp_path):
