@@ -4,93 +4,84 @@ Everything that is wrong with a configuration is reported at once, one line a pr
 the schema, what the method stands for (`core.methods.METHODS`), the file, the overrides.
 """
 
-import dataclasses
-
 from piebridge.config_file import read_yaml
 from piebridge.config_schema import SECTIONS, Config, describe_keys, known_keys
-from piebridge.config_values import check_value, literal
+from piebridge.config_values import check_value, from_text, split_words
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS
-from piebridge.core.names import closest
 
-__all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides"]
+__all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml"]
 
 
 def load_config(path, overrides=()):
     """Read `path` (YAML), apply `overrides` (a dict, or `key=value` texts) and return a Config. Raises UserError with all problems."""
-    source = str(path)
-    return build_config(_flatten(read_yaml(path), source), parse_overrides(overrides), source)
+    origin = "overrides" if isinstance(overrides, dict) else "command line"
+    return build_config(read_yaml(path), parse_overrides(overrides), str(path), origin)
 
 
-def build_config(values, overrides, source="configuration"):
-    """Config from two flat dicts of dotted keys; `source` is named in errors."""
-    problems = []
-    given = {}
-    for origin, entries in ((source, values), ("command line", overrides)):
-        for key, value in entries.items():
-            problem, checked = check_value(key, value)
+def parse_overrides(overrides):
+    """`["optimizer.lr=0.01", "data=My Folder"]` or a dict -> dict, in the words of the command line (`config_values.from_text`)."""
+    if isinstance(overrides, dict):
+        return dict(overrides)
+    return {key: from_text(key, text) for key, text in split_words(overrides).items()}
+
+
+def build_config(values, overrides, source="configuration", origin="command line"):
+    """Config from two dicts of nested or dotted keys; `source` and `origin` are where they came from, as errors name it."""
+    given, place, refused, problems = {}, {}, set(), []
+    for where, entries in ((source, values), (origin, overrides)):
+        for key, value in _flat(entries):
+            value, problem = check_value(key, value)
+            if place.get(key) == where:
+                problem = f"{key}: is given twice"
+            place[key] = where
             if problem:
-                problems.append(f"{origin}: {problem}")
+                problems.append(f"{where}: {problem}")
+                refused.add(key)
             else:
-                given[key] = checked
-    method = given.get("method", Config.method)
-    if not problems and method not in METHODS:
-        problems.append(f"{source}: method: '{method}' is not one of {', '.join(METHODS)}{closest(method, METHODS)}")
-    if problems:
-        raise UserError("\n".join(problems))
-    chosen = METHODS[method]
-    for key, fixed in chosen.fixed.items():
-        if key in given and given[key] != fixed:
-            problems.append(f"{source}: {key}={given[key]} contradicts method {method}, which stands for {key}={fixed}: {chosen.text}")
-    if problems:
-        raise UserError("\n".join(problems))
-    merged = dict(chosen.defaults)
-    merged.update(chosen.fixed)
-    merged.update(given)
-    config = _assemble(merged)
-    problems = [f"{source}: {problem}" for problem in _contradictions(config)]
+                given[key] = value
+    settings = dict(given)
+    if "method" not in refused:
+        method = given.get("method", Config.method)
+        problems += _against_method(method, {key: value for key, value in given.items() if key not in refused}, place)
+        settings = dict(METHODS[method].defaults, **METHODS[method].fixed)
+        settings.update(given)
+    config = _assemble(settings)
+    for keys, text in _contradictions(config):
+        if not refused.intersection(keys):
+            where = origin if origin in [place.get(key) for key in keys] else source
+            problems.append(f"{where}: {text}")
     if problems:
         raise UserError("\n".join(problems))
     return config
 
 
+def _against_method(method, given, place):
+    """A line for each setting that says otherwise than the method stands for."""
+    for key, fixed in METHODS[method].fixed.items():
+        if key in given and given[key] != fixed:
+            told = f"method {method}" if place.get("method", place[key]) == place[key] else f"{place['method']}: method={method}"
+            yield (f"{place[key]}: {key}={_written(given[key])} contradicts {told}, which stands for {key}={_written(fixed)}: "
+                   f"{METHODS[method].text}")
+
+
 def _contradictions(config):
-    """Settings that cannot hold together, in the user's words."""
-    is_whole = config.pet.kind == "all"
+    """(keys, text) of settings that cannot hold together, in the user's words."""
     if config.cache.kind == "features" and config.loader.augment != "none":
-        yield f"cache.kind=features keeps one view of each image, loader.augment={config.loader.augment} asks for a fresh one each epoch"
-    if is_whole and config.cache.kind == "features":
-        yield "cache.kind=features keeps what frozen layers give, and pet.kind=all freezes none"
-    if is_whole and config.proxies.levels:
-        yield "proxies.levels stand in for frozen layers, and pet.kind=all freezes none; use method=FTAll"
+        yield (("cache.kind", "loader.augment"), "cache.kind=features keeps one view of each image, "
+               f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
+    if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
+        yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
 
 
-def parse_overrides(overrides):
-    """`["optimizer.lr=0.01", "data=My Folder"]` or a dict -> flat dict; values are Python literals where they parse as one."""
-    if isinstance(overrides, dict):
-        return _flatten(overrides, "overrides")
-    result = {}
-    for text in overrides:
-        key, separator, value = text.partition("=")
-        if not separator or not key.strip():
-            raise UserError(f"'{text}' is not an override: write key=value, for example epochs=3")
-        result[key.strip()] = literal(value)
-    return result
-
-
-def _flatten(values, source):
-    flat = {}
-    for key, value in values.items():
-        key = str(key)
+def _flat(entries):
+    """(dotted key, value) of nested or dotted entries; a section that holds no mapping stays what it is."""
+    for key, value in entries.items():
         if key in SECTIONS and isinstance(value, dict):
-            for inner, content in value.items():
-                flat[f"{key}.{inner}"] = content
-        elif key in SECTIONS:
-            first = dataclasses.fields(SECTIONS[key])[0].name
-            raise UserError(f"{source}: {key}: is a section; write its keys below it, for example {key}.{first}")
+            for name, content in value.items():
+                yield f"{key}.{name}", content
         else:
-            flat[key] = value
-    return flat
+            yield str(key), value
 
 
 def _assemble(flat):
@@ -103,3 +94,7 @@ def _assemble(flat):
         else:
             top[key] = value
     return Config(**top, **{name: SECTIONS[name](**entries) for name, entries in sections.items()})
+
+
+def _written(value):
+    return "[" + ", ".join(value) + "]" if isinstance(value, tuple) else value

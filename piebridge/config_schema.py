@@ -4,13 +4,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
+from piebridge.core.errors import UserError
+from piebridge.core.methods import METHODS
+from piebridge.core.proxy_specs import parse_spec
 
-def option(default, text, choices=None, low=None, high=None, accepts=None, wanted=None):
+# those of core/backends/registry.py, which needs torch; a test compares them
+BACKEND_NAMES = ("eager", "channels_last", "folded", "bf16", "torchscript", "onnxruntime", "openvino", "openvino_bf16")
+
+
+def option(default, text, choices=None, low=None, high=None, accepts=None, wanted=None, check=None, is_path=False):
     """A dataclass field with its help text and what it allows.
 
-    choices: the allowed texts; low, high: bounds, included; accepts: a test for values of no single type, `wanted` its words.
+    choices: the allowed texts; low, high: bounds, included; accepts: a test for values of no single type, `wanted` its words;
+    check: value of the right type -> what is wrong with it, or None; is_path: a leading ~ stands for the user's home.
     """
-    allowed = {"choices": choices, "low": low, "high": high, "accepts": accepts, "wanted": wanted}
+    allowed = {"choices": choices, "low": low, "high": high, "accepts": accepts, "wanted": wanted, "check": check, "is_path": is_path}
     return dataclasses.field(default=default, metadata=dict(allowed, text=text))
 
 
@@ -21,6 +29,15 @@ def _is_count(value, most):
 def _is_router(value):
     level = str(value)[len("level:"):]
     return value in ("none", "residual", "random") or (str(value).startswith("level:") and level.isdigit() and len(level) < 4)
+
+
+def _check_levels(levels):
+    try:
+        for text in levels:
+            parse_spec(text)
+    except UserError as error:
+        return str(error).partition(": ")[2]  # the key is named by the caller
+    return None
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Backend:
-    name: str = option("auto", "what frozen segments run on: auto (measured) or a backend's name")
+    name: str = option("auto", "what frozen segments run on; auto: the fastest, measured", choices=("auto",) + BACKEND_NAMES)
     tolerance: float = option(1e-3, "largest relative error of a feature vector against eager", low=0.0)
 
 
@@ -69,7 +86,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Proxies:
-    levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8")
+    levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8", check=_check_levels)
     use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
     calibration_images: int = option(64, "unlabelled training images that fit the bridge maps", low=8, high=100000)
 
@@ -95,14 +112,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Config:
-    method: str = option("ours", "row of the comparison table")
-    network: str = option("efficientnet_lite0", "name of a network, or a network file")
+    method: str = option("ours", "row of the comparison table", choices=tuple(METHODS))
+    network: str = option("efficientnet_lite0", "name of a network, or a network file", is_path=True)
     data: str = option("Clipart10", "name of a data set, or a folder of images")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     epochs: int = option(12, "passes over the training images", low=1, high=100000)
     seed: int = option(0, "seed of everything random", low=0, high=2 ** 31 - 1)
-    output: Optional[str] = option(None, "run folder; default: beside the configuration",
-                                   accepts=lambda value: value is None or (isinstance(value, str) and value), wanted="a folder")
+    output: Optional[str] = option(None, "run folder; default: beside the configuration", is_path=True)
     resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
     overwrite: bool = option(False, "replace a finished run")
     trust_pickle: bool = option(False, "allow files that can run code when they are read")

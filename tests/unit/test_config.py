@@ -1,8 +1,12 @@
 """Configuration: what is read, what is refused, and in which words."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from piebridge.config import build_config, describe_keys, known_keys, load_config, parse_overrides
+from piebridge.config_schema import BACKEND_NAMES
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS
 
@@ -34,13 +38,41 @@ def test_all_problems_are_reported_together(tmp_path):
     assert len(message.splitlines()) == 4
 
 
+def test_problems_of_every_kind_come_in_one_round_with_the_place_each_came_from(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("method: PETT\noptimizer: 3\ncache: {kind: features}\nproxies: {levels: [half]}\n")
+    with pytest.raises(UserError) as caught:
+        load_config(path, ["loader.augment=flip", "backend.name=onnx", "optimizer.lr=fast", "resume=false"])
+    assert [line.partition("; write")[0] for line in str(caught.value).splitlines()] == [
+        f"{path}: method: 'PETT' is not one of FTAll, PET, PET_fast, PET_cache, ours (did you mean 'PET'?)",
+        f"{path}: optimizer: is a section",
+        f"{path}: proxies.levels: 'half' is not a proxy",
+        "command line: backend.name: 'onnx' is not one of auto, eager, channels_last, folded, bf16, torchscript, onnxruntime, "
+        "openvino, openvino_bf16 (did you mean 'onnxruntime'?)",
+        "command line: optimizer.lr: 'fast' is not a finite number",
+        "command line: resume: 'false' is not one of auto, none",
+        "command line: cache.kind=features keeps one view of each image, loader.augment=flip asks for a fresh one each epoch"]
+
+
+def test_a_refused_value_makes_no_further_problems(tmp_path):
+    message = refused(tmp_path, "method: PET\n", ["cache.kind=feature"])
+    assert message == "command line: cache.kind: 'feature' is not one of none, features, auto (did you mean 'features'?)"
+
+
+def test_what_a_program_gives_is_not_called_the_command_line(tmp_path):
+    assert refused(tmp_path, "", {"optimizer": {"lr": -1}}) == "overrides: optimizer.lr: -1.0 is below the least allowed, 0.0"
+
+
 def test_short_name_of_a_key_is_recognised(tmp_path):
     assert "did you mean 'optimizer.lr'?" in refused(tmp_path, "lr: 0.1\n")
 
 
 def test_contradiction_is_refused_in_the_methods_words(tmp_path):
     message = refused(tmp_path, "method: PET\ncache: {kind: features}\n")
-    assert "cache.kind=features contradicts method PET" in message and "as published" in message
+    assert "config.yaml: cache.kind=features contradicts method PET, which stands for cache.kind=none" in message
+    assert "as published" in message
+    message = refused(tmp_path, "proxies: {levels: [160px]}\n", ["method=PET_fast"])
+    assert "config.yaml: proxies.levels=[160px] contradicts command line: method=PET_fast, which stands for proxies.levels=[]" in message
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -48,7 +80,13 @@ def test_contradiction_is_refused_in_the_methods_words(tmp_path):
     ("a: &x [1]\nb: *x\n", "aliases"), ("epochs: true\n", "not a whole number"), ("optimizer: {lr: .nan}\n", "not a finite number"),
     ("optimizer: {lr: 1e999}\n", "not a finite number"), ("method: Ours\n", "'Ours' is not one of FTAll"),
     ("loader: {workers: some}\n", "is not auto or a number from 0 to 256"), ("overwrite: 1\n", "not true or false"),
-    ("router: {kind: level:x}\n", "none, residual, random or level:N"),
+    ("router: {kind: level:x}\n", "none, residual, random or level:N"), ("1: a\n1: b\n", "key '1' is given twice"),
+    ("true: a\ntrue: b\n", "key 'True' is given twice"), ("1: a\n'1': b\n", "key '1' is given twice"),
+    ("optimizer: {lr: 1}\noptimizer.lr: 2\n", "optimizer.lr: is given twice"),
+    ("data: 2024.10\n", "data: '2024.1' is not a text; write it in quotes"), ("data: ''\n", "data: is empty"),
+    ("proxies: {levels: [160px, 0px]}\n", "'0px' is not a proxy; write PIXELSpx"), ("proxies: {levels: [160]}\n", "not a list of texts"),
+    (f"optimizer: {{lr: 1{'0' * 400}}}\n", "...' is not a finite number"), (f"epochs: 0x{'f' * 5000}\n", "a huge number is above"),
+    ("network: [a,\n  b]\n", "network: '['a', 'b']' is not a text"), ("method:\n", "'None' is not one of FTAll"),
 ])
 def test_bad_files(tmp_path, text, expected):
     assert expected in refused(tmp_path, text)
@@ -72,9 +110,39 @@ def test_overrides_are_literals_or_texts():
         parse_overrides(["epochs"])
 
 
+@pytest.mark.parametrize("text, expected", [
+    ("2024", "2024"), ("2024.10", "2024.10"), ("1e3", "1e3"), ("true", "true"), ("0x10", "0x10"), ("[a]", "[a]"), ("a=b", "a=b"),
+    ("'my photos'", "my photos"), ('"none"', "none"), ("it's", "it's"), ("'a'-'b'", "'a'-'b'"), (" x", " x")])
+def test_a_text_on_the_command_line_stays_as_it_is_written(text, expected):
+    config = build_config({}, parse_overrides([f"data={text}", f"output={text}"]))
+    assert (config.data, config.output) == (expected, expected)
+
+
+@pytest.mark.parametrize("text", ["{[]:1}", "{}[0]", "(" * 500, "1" * 5000, "\\", "[1,", "b'", "1j", "'\\d'", "1if 2else 3"])
+@pytest.mark.filterwarnings("error")
+def test_what_is_no_number_is_refused_in_words(text):
+    with pytest.raises(UserError, match="epochs: .* is not a whole number"):
+        build_config({}, parse_overrides([f"epochs={text}"]))
+
+
 def test_none_is_a_word_where_it_is_a_choice():
-    config = build_config({}, parse_overrides(["resume=none", "gate.kind=none", "cache.kind=None"]))
-    assert (config.resume, config.gate.kind, config.cache.kind) == ("none", "none", "none")
+    config = build_config({}, parse_overrides(["resume=none", "gate.kind=none", "cache.kind=None", "router.kind=none", "output=None"]))
+    assert (config.resume, config.gate.kind, config.cache.kind, config.router.kind, config.output) == ("none", "none", "none", "none", None)
+    assert build_config({}, {"router.kind": None, "output": None}).router.kind == "none"
+    assert build_config({}, parse_overrides(["data=none"])).data == "none"
+
+
+def test_paths_begin_at_home_where_they_say_so(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = build_config({"network": "~/net.safetensors"}, parse_overrides(["output=~/runs/~a"]))
+    assert (config.network, config.output) == ("/home/someone/net.safetensors", "/home/someone/runs/~a")
+    assert build_config({}, {"output": Path("res") / "x"}).output == os.path.join("res", "x")
+
+
+def test_the_backends_are_those_that_there_are():
+    from piebridge.core.backends.registry import BACKENDS
+
+    assert BACKEND_NAMES == tuple(BACKENDS)
 
 
 def test_every_key_is_described():
@@ -92,8 +160,8 @@ def test_every_method_makes_a_configuration(method):
 
 @pytest.mark.parametrize("overrides, expected", [
     (["cache.kind=features", "loader.augment=flip"], "keeps one view of each image"),
-    (["pet.kind=all", "cache.kind=features"], "freezes none"),
-    (["pet.kind=all"], "use method=FTAll"),
+    (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
+    (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
 ])
 def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
     assert expected in refused(tmp_path, "method: ours\n", overrides)
