@@ -19,7 +19,10 @@ DESCRIPTION = "Fine-tune a pretrained network on the device that owns the data, 
 
 
 def train(arguments):
-    from piebridge.config import parse_overrides
+    from piebridge.config import load_config, parse_overrides
+    from piebridge.run_paths import find_config
+
+    load_config(find_config(arguments.run), arguments.words)  # what is wrong with it is said before torch is imported
     from piebridge.training import train as run
 
     result = run(arguments.run, **parse_overrides(arguments.words))
@@ -65,13 +68,18 @@ def plot(arguments):
 
 
 def data(arguments):
-    from piebridge.config import parse_overrides
+    from piebridge.config_values import split_words
     from piebridge.core import data_catalogue
 
     if not arguments.name:
         print("\n".join(data_catalogue.describe()))
         return
-    print(data_catalogue.prepare(arguments.name, **parse_overrides(arguments.words)))
+    options = split_words(arguments.words)
+    unknown = [key for key in options if key not in ("source", "output")]
+    if unknown:
+        raise UserError(f"{unknown[0]}={options[unknown[0]]}: unknown option{closest(unknown[0], ('source', 'output'))}; "
+                        "known are source and output")
+    print(data_catalogue.prepare(arguments.name, **options))
 
 
 def configs(arguments):

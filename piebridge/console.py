@@ -55,7 +55,7 @@ def exit_status(action):
     except RunFailed as error:
         return _report(error, str(error), EXIT_FAILED)
     except ImportError as error:
-        return _report(error, _missing_module(error), EXIT_FAILED)
+        return _report(error, *_import_failure(error))
     except OSError as error:
         return _report(error, f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED)
     except Exception as error:
@@ -72,10 +72,11 @@ def _report(error, text, status):
     return status
 
 
-def _missing_module(error):
-    name = (error.name or "").split(".")[0]
-    if name in ("torch", "torchvision"):
-        return f"{name} is not installed: pip install torch torchvision (on a Jetson NVIDIA's build, see requirements/README.md)"
-    if name and name != "piebridge" and error.msg.startswith("No module named"):
-        return f"the Python package that provides '{name}' is not installed; `piebridge doctor` lists what is"
-    return f"{error} (PIEBRIDGE_DEBUG=1 shows where)"
+def _import_failure(error):
+    """(text, exit status): what is missing is for the user to install; what breaks is a failure."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "torchvision"):
+        return (f"{error.name} is not installed: pip install torch torchvision (on a Jetson NVIDIA's build, see "
+                "requirements/README.md)", EXIT_USAGE)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "piebridge").partition(".")[0] != "piebridge":
+        return f"the Python package that provides '{error.name}' is not installed; `piebridge doctor` lists what is", EXIT_USAGE
+    return f"{error} (PIEBRIDGE_DEBUG=1 shows where)", EXIT_FAILED

@@ -85,7 +85,7 @@ def describe():
     return lines
 
 
-def prepare(name, source=None, output=None, **unknown):
+def prepare(name, source=None, output=None):
     """Fetch or build a set and return one line that says where it is. What is there already is left alone.
 
     Args:
@@ -94,11 +94,8 @@ def prepare(name, source=None, output=None, **unknown):
         output: the folder that becomes the set; default: `NAME` below the first root that exists.
 
     Raises:
-        UserError: unknown name or option, unreadable source, no network, a folder of another kind in the way.
+        UserError: unknown name, unreadable source, no network, a folder of another kind in the way.
     """
-    if unknown:
-        key = sorted(unknown)[0]
-        raise UserError(f"{key}={unknown[key]}: unknown option{closest(key, ('source', 'output'))}; known are source and output")
     name = _canonical(str(name))
     if name not in CATALOGUE:
         raise UserError(f"{name}: no such data set{closest(name, CATALOGUE)}; known: {', '.join(CATALOGUE)}")

@@ -71,8 +71,13 @@ def test_the_module_and_the_command_are_the_same():
     (["configs", "show"], "configs show: name a run"),
     (["configs", "keys", "epochs"], "configs keys: takes no further words (got 'epochs')"),
     (["table", "no/such/folder"], "no/such/folder: no such folder"),
+    (["train", "efficientnet_lite0/Clipart10/ours", "config_or_run=x"], "command line: config_or_run: unknown key; `piebridge configs"),
+    (["train", "efficientnet_lite0/Clipart10/ours", "backend.name=opnvino"], "(did you mean 'openvino'?)"),
+    (["data", "DTD", "name=y"], "name=y: unknown option; known are source and output"),
+    (["data", "DTD", "sourse=x"], "sourse=x: unknown option (did you mean 'source'?); known are source and output"),
+    (["data", "DTD", "source"], "'source' is not an override: write key=value"),
     (["configs", "show", "efficientnet_lite0/Clipart10/our"], "(did you mean 'efficientnet_lite0/Clipart10/ours'?)"),
-    (["configs", "show", "efficientnet_lite0/Clipart10/ours", "epoch=3"], "did you mean epochs?"),
+    (["configs", "show", "efficientnet_lite0/Clipart10/ours", "epoch=3"], "did you mean 'epochs'?"),
     (["configs", "show", "efficientnet_lite0/Clipart10/ours", "epochs"], "'epochs' is not an override: write key=value"),
 ])
 def test_bad_usage_is_one_line_and_exit_status_2(argv, message, capsys):
@@ -95,8 +100,10 @@ def test_every_problem_of_a_configuration_is_a_line(capsys):
     (Cancelled("interrupted by SIGINT"), 130, "piebridge: interrupted by SIGINT"),
     (KeyboardInterrupt(), 130, "piebridge: interrupted"),
     (OSError(28, "No space left on device", "run.json"), 1, "piebridge: run.json: No space left on device"),
-    (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "piebridge: torch is not installed: pip install torch"),
-    (ModuleNotFoundError("No module named 'tqdm.auto'", name="tqdm.auto"), 1, "piebridge: the Python package that provides"),
+    (ModuleNotFoundError("No module named 'torch'", name="torch"), 2, "piebridge: torch is not installed: pip install torch"),
+    (ModuleNotFoundError("No module named 'tqdm.auto'", name="tqdm.auto"), 2, "piebridge: the Python package that provides 'tqdm.auto'"),
+    (ModuleNotFoundError("No module named 'piebridge.x'", name="piebridge.x"), 1, "piebridge: No module named 'piebridge.x' (PIEBRIDGE_D"),
+    (ImportError("libgomp.so.1: cannot open", name="torch"), 1, "piebridge: libgomp.so.1: cannot open (PIEBRIDGE_DEBUG=1"),
     (ZeroDivisionError("division\nby zero"), 1, "piebridge: unexpected ZeroDivisionError: division by zero (PIEBRIDGE_DEBUG=1"),
 ])
 def test_each_way_to_end_has_its_exit_status(error, status, line, capsys, monkeypatch):

@@ -317,8 +317,6 @@ def test_catalogue():
     assert prepare("clipart10") == "Clipart10 is there already: %s" % CLIPART
     with pytest.raises(UserError, match=r"Caltech100: no such data set \(did you mean 'Caltech101'\?\); known: Clipart10"):
         prepare("Caltech100")
-    with pytest.raises(UserError, match="sourse=x: unknown option .did you mean 'source'.*; known are source and output"):
-        prepare("DTD", sourse="x")
 
 
 def test_logged_once(tmp_path, caplog):
