@@ -83,8 +83,9 @@ def test_links_and_paths_lead_somewhere():
 def test_the_tree_has_a_line_for_each_file():
     block = README.split("<!-- tree")[1].split("<!-- end of tree -->")[0]
     listed = re.findall(r"^(\S+\.(?:py|sh))  +\S", block, re.MULTILINE)
+    assert len(set(listed)) == len(listed)
     present = [path.relative_to(ROOT).as_posix() for folder in ("piebridge", "scripts") for path in (ROOT / folder).glob("**/*")
-               if path.suffix in (".py", ".sh") and path.name != "__init__.py"]
+               if path.suffix in (".py", ".sh") and path.stat().st_size]
     missing = sorted(set(present) - set(listed))
     assert not missing, "not in README's tree: " + ", ".join(f"{path} ({_summary(path)})" for path in missing)
     assert sorted(listed) == sorted(present)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").glob("**/*.sh")) + [".ci/run"]
 PROGRAMS = [name for name in SCRIPTS if name not in ("scripts/lib.sh", ".ci/run")]
-GENERAL = ("setup", "quickstart", "test", "downloading", "run_e2e", "run_ours", "run_baselines")
+GENERAL = ("setup", "quickstart", "test", "downloading", "run_e2e", "run_ours", "run_baselines", "measure")
 DATASETS = {"openclipart": "Openclipart", "caltech101": "Caltech101", "caltech256": "Caltech256", "dogsvscats": "DogsVsCats",
             "dtd": "DTD"}
 

@@ -4,12 +4,11 @@ A second run with the same network, sizes, versions and processor finds the firs
 measures nothing. A file that cannot be read is worth nothing and is replaced; a folder that cannot be written is not an error.
 """
 
-import json
 import logging
 import os
 from pathlib import Path
 
-from piebridge.core.files import sha256_of_json, write_json
+from piebridge.core.files import read_json, sha256_of_json, write_json
 
 LOG = logging.getLogger(__name__)
 FORMAT, VERSION = "piebridge-device-profile", 1
@@ -43,13 +42,9 @@ def remember(key, value):
 
 
 def _entries(path):
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except ValueError:
+    content = read_json(path)
+    if content is None and path.exists():
         LOG.warning("%s: not readable as JSON; measured again and replaced", path)
-        return {}
     is_ours = isinstance(content, dict) and content.get("format") == FORMAT and content.get("version") == VERSION
     entries = content.get("entries") if is_ours else None
     return entries if isinstance(entries, dict) else {}
