@@ -1,5 +1,6 @@
 """README keeps its word: a test runs every command, every file has its line, every link leads somewhere."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -44,11 +45,33 @@ ELSEWHERE = {
 }
 
 
-def test_each_command_is_run_by_a_test():
+def test_each_command_is_run_somewhere():
     assert sorted(set(COMMANDS)) == sorted(QUICK + tuple(ELSEWHERE))
-    for test in ELSEWHERE.values():
-        file, name = test.split("::")
-        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_the_test_of_a_command_runs_it(command):
+    """It exists, is never skipped, starts a process, and names the command's script or verb and its settings."""
+    file, name = ELSEWHERE[command].split("::")
+    module = (ROOT / file).read_text(encoding="utf-8")
+    (function,) = [node for node in ast.parse(module).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    assert "skip" not in "".join(ast.dump(each) for each in function.decorator_list)
+    source = ast.get_source_segment(module, function)
+    assert name == "test_ci_runs_the_tests_and_nothing_else" or "run(" in source or "run_bash(" in source
+    for word in _telling_words(command):
+        parametrised = re.fullmatch(r"run_(\w+)\.sh", word)
+        assert word in source or (parametrised and "run_{name}.sh" in source and f'"{parametrised.group(1)}"' in module), word
+
+
+def _telling_words(command):
+    """Of a command's words, those that a test of it has to have: the script or the verb, options and settings."""
+    words = shlex.split(command.split(">")[0])
+    if words[0] == ".":
+        return ["setup.sh", ".venv"]
+    scripts = [word.rpartition("/")[2] for word in words if word.endswith(".sh")]
+    verb = [f'"{words[1]}"'] if words[0] == "piebridge" else []
+    settings = [word for word in words if word.startswith("--") or word.startswith("res/") or "=" in word]
+    return scripts + verb + [word.partition("=")[0] if word.startswith("SEEDS=") else word for word in settings]
 
 
 @pytest.mark.parametrize("command", QUICK)
