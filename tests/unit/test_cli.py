@@ -119,6 +119,16 @@ def test_each_way_to_end_has_its_exit_status(error, status, line, capsys, monkey
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("module, words", [("piebridge", ["train"])])
+def test_without_torch_training_ends_in_one_line(module, words):
+    code = ("import runpy, sys; sys.modules['torch'] = None\n"
+            f"sys.argv[1:] = {words + ['efficientnet_lite0/Clipart10/ours']!r}\n"
+            f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
+    result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith("piebridge: torch is not installed: pip install torch torchvision (on a Jetson")
+
+
 def test_a_reader_that_stops_reading_is_no_error():
     command = [sys.executable, "-m", "piebridge", "configs", "keys"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
