@@ -9,9 +9,9 @@ bash "$here/setup.sh" dev
 . "$here/lib.sh"
 
 say "ruff"
-"$python" -m ruff check piebridge tests
+"$python" -m ruff check piebridge tests doc
 say "vermin: everything but forge and engine runs on Python 3.6"
-"$python" -m vermin --quiet --target=3.6- --violations --no-tips --backport dataclasses --backport typing \
+"$(dirname "$python")/vermin" --quiet --target=3.6- --violations --no-tips --backport dataclasses --backport typing \
   piebridge/*.py piebridge/core piebridge/report
 say "pytest"
 "$python" -m pytest "$@"
