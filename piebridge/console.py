@@ -28,12 +28,10 @@ class _LineHandler(logging.Handler):
 
 
 def configure_logging(verbosity):
-    """Send the package's log to stderr. `verbosity`: below 0 warnings only, 0 progress, above 0 details."""
+    """Send the package's log to stderr. `verbosity`: below 0 warnings only and no progress bars, 0 progress, above 0 details."""
     logger = logging.getLogger("piebridge")
     logger.handlers[:] = [_LineHandler()]
     logger.setLevel(logging.WARNING if verbosity < 0 else logging.INFO if verbosity == 0 else logging.DEBUG)
-    if verbosity < 0:
-        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def exit_status(action):

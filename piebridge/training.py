@@ -1,9 +1,15 @@
 """The entry point: `python -m piebridge.training RUN [key=value ...]` is the same as `piebridge train RUN [key=value ...]`."""
 
+import sys
+
+if __name__ == "__main__":  # before torch is imported, so that the command line can say in one line that it is missing
+    from piebridge.cli import main
+
+    sys.exit(main(["train"] + sys.argv[1:]))
+
 import logging
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -250,12 +256,3 @@ def _commit():
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def main(arguments=None):
-    from piebridge.cli import main as command_line
-    return command_line(["train"] + list(sys.argv[1:] if arguments is None else arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,13 +2,12 @@
 
 import contextlib
 import logging
-import os
 import resource
 
 import torch
 
 from piebridge.core.errors import UserError
-from piebridge.core.workers import usable_cores
+from piebridge.core.workers import processor_name, usable_cores
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def synchronizer(device):
 
 def describe_device(device):
     """Plain facts about the device for run.json."""
-    facts = {"type": device.type, "name": _processor_name(), "cores": usable_cores(), "threads": torch.get_num_threads()}
+    facts = {"type": device.type, "name": processor_name(), "cores": usable_cores(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         facts["name"] = torch.cuda.get_device_name(device)
     return facts
@@ -87,14 +86,3 @@ def _status_kib(key):
     except OSError:
         pass
     return None
-
-
-def _processor_name():
-    try:
-        with open("/proc/cpuinfo") as stream:
-            for line in stream:
-                if line.startswith(("model name", "Hardware", "Model")):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return os.uname().machine

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
-from tqdm import tqdm
 
 from piebridge.core.clock import PHASES
 from piebridge.core.device import limited_threads
 from piebridge.core.errors import RunFailed
 from piebridge.core.optimizers import learning_rate
+from piebridge.core.progress_bar import progress_bar
 from piebridge.core.sampler import epoch_batches
 
 LOG = logging.getLogger(__name__)
@@ -67,8 +67,7 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
         batches = [[usable[position] for position in batch]
                    for batch in epoch_batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
         stream = parts.source.stream(batches[progress.batch:], epoch, parts.router.levels)
-        bar = tqdm(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch", delay=2, leave=False,
-                   disable=None)
+        bar = progress_bar(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch")
         with contextlib.closing(stream), bar:
             for indices, inputs in stream:
                 with clock.phase("trainable"):

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from piebridge.core.errors import RunFailed
+from piebridge.core.progress_bar import progress_bar
 
 
 class Level:
@@ -85,7 +85,7 @@ def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
     with clock.phase("cache"):
         missing = cache.missing_chunks()
     total = sum(len(cache.chunks[number]) for number in missing)
-    bar = tqdm(total=total, desc=f"features ({level.name})", unit="image", delay=2, leave=False, disable=None)
+    bar = progress_bar(total=total, desc=f"features ({level.name})", unit="image")
     saved = time.monotonic()
     with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
         for number, (indices, images) in zip(missing, timed(batches, clock)):
