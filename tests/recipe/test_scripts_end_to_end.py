@@ -64,7 +64,7 @@ def test_own_images(checkout):
     (checkout / "datasets" / "Clipart10").rename(checkout / "photos")
     new_photos = checkout / "photos" / "fruit"
     python = [sys.executable, "-m", "piebridge"]
-    train = python + ["train", "efficientnet_lite0/Clipart10/ours", "data=photos", "output=res/photos", "epochs=2"]
+    train = python + ["train", "efficientnet_lite0/Clipart10/ours", "data=photos", "output=res/photos", "epochs=6"]
     run(train, cwd=checkout)
     names = {path.name for path in (checkout / "res" / "photos").iterdir()}
     assert {"tuned.safetensors", "trainable.safetensors", "log.txt", "metrics.csv", "run.json", "splits.csv"} <= names
