@@ -1,5 +1,6 @@
 """From a configuration to the parts of the loop. Methods differ in these parts only."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.pet import build_trainable
 from piebridge.core.preparation import FrozenPart, caches_features
+from piebridge.core.progress_bar import progress_bar
 from piebridge.core.router import FixedRouter
 from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
@@ -84,9 +86,12 @@ def evaluation_batches(work, description, samples):
     settings = work.config.loader
     loader = ImageLoader(samples, Transform.for_network(description), settings.workers, settings.max_megapixels, work.bad_images)
     labels = torch.tensor([sample.label for sample in samples], device=work.device)
-    for indices, images in loader.batches(in_batches(len(samples), settings.eval_batch_size)):
-        if indices:
-            yield images.to(work.device), labels[indices]
+    bar = progress_bar(total=len(samples), desc="evaluating", unit="image")
+    with bar, contextlib.closing(loader.batches(in_batches(len(samples), settings.eval_batch_size))) as batches:
+        for indices, images in batches:
+            if indices:
+                yield images.to(work.device), labels[indices]
+            bar.update(len(indices))
 
 
 def _images(work):
