@@ -70,6 +70,8 @@ def _contradictions(config):
     if config.cache.kind == "features" and config.loader.augment != "none":
         yield (("cache.kind", "loader.augment"), "cache.kind=features keeps one view of each image, "
                f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
+    if config.step == "direct" and config.pet.kind != "head":
+        yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
 

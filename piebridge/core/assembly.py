@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from piebridge.core.direct_step import DirectStep
 from piebridge.core.gate import GATES
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
@@ -16,6 +17,8 @@ from piebridge.core.router import FixedRouter
 from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
+
+STEPS = {"eager": EagerStep, "direct": DirectStep}
 
 
 @dataclass
@@ -52,7 +55,7 @@ def build_parts(work):
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
         gate = "none" if caches_features(config) else "loss"
     labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
-    parts = Parts(source=source, step=EagerStep(trainable, config.optimizer), gate=GATES[gate](config.gate),
+    parts = Parts(source=source, step=STEPS[config.step](trainable, config.optimizer), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))

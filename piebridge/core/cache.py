@@ -12,6 +12,7 @@ import numpy as np
 
 from piebridge.core.files import read_json, sha256_of_json, write_json
 
+COPIED_AT_ONCE = 1024  # rows; what is read of the maps stays small
 _CHUNK = np.dtype([("is_done", np.uint8), ("checksum", np.uint32)])
 
 
@@ -69,19 +70,22 @@ class FeatureCache:
         return zlib.crc32(np.ascontiguousarray(self._rows[self._span(number)]).tobytes())
 
 
-class CacheGroup:
-    """Several caches, each for its own samples, read as one."""
+class GatheredFeatures:
+    """The features that training reads, from several caches, in one file: a row per sample, so that a batch is one look-up."""
 
-    def __init__(self, caches):
-        """caches: list of (FeatureCache, samples to read from it)."""
-        self._cache_of = {int(index): cache for cache, indices in caches for index in indices}
+    def __init__(self, path, samples, width, caches):
+        """caches: list of (FeatureCache, samples to take from it)."""
+        _allocate(path, max(1, samples) * width * 4)
+        mapped = np.memmap(str(path), np.float32, "r+", shape=(max(1, samples), width))
+        for cache, indices in caches:
+            for start in range(0, len(indices), COPIED_AT_ONCE):
+                piece = indices[start:start + COPIED_AT_ONCE]
+                mapped[piece] = cache.read(piece)
+        self._rows = np.asarray(mapped)  # the same memory without the map's slower indexing
 
     def read(self, indices):
-        """Samples (list of int) -> float32 [B, width]."""
-        first = self._cache_of[indices[0]]
-        if all(self._cache_of[index] is first for index in indices):
-            return first.read(indices)
-        return np.concatenate([self._cache_of[index].read([index]) for index in indices])
+        """Samples (list of int) -> float32 [B, width], a copy."""
+        return self._rows[indices]
 
 
 def _has_size(path, dtype, shape):

@@ -18,6 +18,7 @@ from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
 BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
+LEAST_CALIBRATION = 16  # images
 UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
 Candidate = namedtuple("Candidate", "level predictor cost share")  # cost: ms of one forward; share: of samples within the tolerance
 
@@ -33,7 +34,7 @@ class Proxies:
         self._kept, self._notes = [], []
         self._costs = CostModel(self.work.network)
         random = np.random.RandomState(part.config.seed)
-        self.calibration = sorted(random.permutation(part.count)[:min(self.settings.calibration_images, part.count)].tolist())
+        self.calibration = sorted(random.permutation(part.count)[:self._calibration_count()].tolist())
         self.calibration_cache = None
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
@@ -50,6 +51,10 @@ class Proxies:
     @property
     def levels(self):
         return [candidate.level for candidate in self._kept]
+
+    def _calibration_count(self):
+        """As configured, but no more than a tenth of a small set: there, calibrating must not cost more than proxies save."""
+        return min(self.settings.calibration_images, self.part.count, max(LEAST_CALIBRATION, self.part.count // 10))
 
     def accepted(self, number, cache, indices):
         """The samples of `indices` that level `number` may serve; `cache` has their features at that level."""

@@ -5,7 +5,7 @@ from collections import namedtuple
 # fixed: what the name stands for, refused when a configuration says otherwise; defaults: what it may change
 Method = namedtuple("Method", "text fixed defaults")
 
-_PLAIN = {"cache.kind": "none", "proxies.levels": (), "router.kind": "none", "gate.kind": "none"}
+_PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "router.kind": "none", "gate.kind": "none"}
 
 METHODS = {
     "FTAll": Method("full fine-tuning as published: every layer, every image through the whole network",
@@ -16,6 +16,6 @@ METHODS = {
     "PET_cache": Method("PET with an exact feature cache, and nothing else changed",
                         dict(_PLAIN, **{"backend.name": "eager", "cache.kind": "features"}), {}),
     "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {},
-                   {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto",
+                   {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto", "step": "direct",
                     "proxies.levels": ("224px-int8", "192px-int8", "160px-int8", "224px-drop1", "160px")}),
 }

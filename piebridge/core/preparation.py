@@ -9,7 +9,7 @@ import logging
 import numpy as np
 
 from piebridge.core import backends
-from piebridge.core.cache import CacheGroup, FeatureCache
+from piebridge.core.cache import FeatureCache, GatheredFeatures
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader
 from piebridge.core.router import DataAwareRouter, FixedRouter
@@ -53,8 +53,12 @@ class FrozenPart:
         used = {level.name: int((routing == number).sum()) for number, level in enumerate(levels)}
         self.decisions.decide("levels_used", lambda: used)
         if self.is_cached:
-            usable = sorted(index for cache, indices in caches for index in set(cache.present()) & set(indices))
-            return CachedSource(CacheGroup(caches), usable, work.device, work.clock), FixedRouter(routing)
+            with work.clock.phase("cache"):
+                served = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in caches]
+                usable = sorted(index for _, indices in served for index in indices)
+                width = work.network.head.in_features
+                features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, width, served)
+            return CachedSource(features, usable, work.device, work.clock), FixedRouter(routing)
         source = FrozenSource(levels, everyone, work.view_seed, work.device, work.clock)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
 

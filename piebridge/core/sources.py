@@ -68,15 +68,15 @@ class CachedSource:
     needs_level_batches = False
     threads = 1  # a linear layer on a few rows is over before a second thread has woken up
 
-    def __init__(self, caches, usable, device, clock):
+    def __init__(self, features, usable, device, clock):
         self.usable = usable
-        self._caches, self._device, self._clock = caches, device, clock
+        self._features, self._device, self._clock = features, device, clock
 
     def stream(self, batches, epoch, levels):
         """Yield (indices, features float32 [B, D])."""
         for indices in batches:
             with self._clock.phase("cache"):
-                features = torch.from_numpy(self._caches.read(indices)).to(self._device)
+                features = torch.from_numpy(self._features.read(indices)).to(self._device)
             yield indices, features
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from piebridge.core.cache import CacheGroup, FeatureCache
+from piebridge.core.cache import FeatureCache, GatheredFeatures
 
 FEATURES = np.random.RandomState(0).randn(10, 6).astype(np.float32)
 
@@ -58,13 +58,13 @@ def test_a_truncated_file_is_not_read(tmp_path):
     assert open_cache(tmp_path).missing_chunks() == [0, 1, 2]
 
 
-def test_a_group_reads_each_sample_from_its_cache(tmp_path):
+def test_gathered_features_come_each_from_its_cache(tmp_path):
     first, second = open_cache(tmp_path / "a"), open_cache(tmp_path / "b", indices=[7, 3])
     fill(first)
     second.write(0, [7, 3], -FEATURES[[7, 3]])
-    group = CacheGroup([(first, [0, 1, 2]), (second, [7, 3])])
-    assert np.array_equal(group.read([3, 0, 7]), np.stack([-FEATURES[3], FEATURES[0], -FEATURES[7]]))
-    assert np.array_equal(group.read([2, 1]), FEATURES[[2, 1]])
+    gathered = GatheredFeatures(tmp_path / "all.f32", 10, 6, [(first, [0, 1, 2]), (second, [7, 3])])
+    assert np.array_equal(gathered.read([3, 0, 7]), np.stack([-FEATURES[3], FEATURES[0], -FEATURES[7]]))
+    assert np.array_equal(gathered.read([2, 1]), FEATURES[[2, 1]])
 
 
 def test_an_unreadable_sample_stays_absent(tmp_path):

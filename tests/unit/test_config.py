@@ -154,8 +154,8 @@ def test_every_key_is_described():
 def test_every_method_makes_a_configuration(method):
     config = build_config({"method": method}, {})
     for key, value in METHODS[method].fixed.items():
-        section, _, name = key.partition(".")
-        assert getattr(getattr(config, section), name) == value
+        section, _, name = key.rpartition(".")
+        assert getattr(getattr(config, section) if section else config, name) == value
 
 
 @pytest.mark.parametrize("overrides, expected", [

@@ -1,5 +1,6 @@
 """Sampler, gate, router, bridge map, schedules, checkpoint packing: against their formulas."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -8,12 +9,14 @@ import pytest
 import torch
 
 from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.direct_step import DirectStep
 from piebridge.core.errors import UserError
-from piebridge.core.gate import LossGate
+from piebridge.core.gate import LossGate, OpenGate
 from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.proxies import expected_milliseconds, parse_spec
 from piebridge.core.router import DataAwareRouter, ResidualPredictor
 from piebridge.core.sampler import epoch_batches
+from piebridge.core.step import EagerStep
 
 
 def test_an_epoch_has_every_sample_once_and_one_level_per_batch():
@@ -143,3 +146,24 @@ def test_expected_cost_of_a_cascade():
     assert expected_milliseconds([2, 1], [0.9, 0.4], 4, epochs=1) == pytest.approx(1 + 0.6 * 2 + 0.1 * 4)
     assert expected_milliseconds([2, 1], [0.9, 0.4], 4, epochs=3) == pytest.approx(2.6 + 2 * (0.4 * 1 + 0.5 * 2 + 0.1 * 4))
     assert expected_milliseconds([], [], 4, epochs=12) == 48
+
+
+@pytest.mark.parametrize("gate", [OpenGate(), LossGate(0.8)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_direct_step_is_autograds_in_float64(gate, smoothing):
+    settings = SimpleNamespace(kind="adamw", lr=0.02, weight_decay=0.01, schedule="cosine", label_smoothing=smoothing)
+    torch.manual_seed(0)
+    heads = [torch.nn.Linear(12, 5).double() for _ in range(2)]
+    heads[1].load_state_dict(heads[0].state_dict())
+    steps = [EagerStep(heads[0], settings), DirectStep(heads[1], settings)]
+    gates = [copy.deepcopy(gate) for _ in steps]
+    for number in range(20):
+        inputs, labels = torch.randn(6, 12, dtype=torch.float64), torch.randint(0, 5, (6,))
+        (losses, selected), (direct_losses, direct_selected) = [
+            step(inputs, labels, each, number / 20) for step, each in zip(steps, gates)]
+        torch.testing.assert_close(direct_losses, losses, rtol=0, atol=1e-12)
+        assert selected is direct_selected is None or torch.equal(selected, direct_selected)
+        if selected is None or bool(selected.any()):
+            torch.testing.assert_close(heads[1].weight.grad, heads[0].weight.grad, rtol=0, atol=1e-12)
+            torch.testing.assert_close(heads[1].bias.grad, heads[0].bias.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(heads[1].weight, heads[0].weight, rtol=0, atol=1e-12)

@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 # A candidate may be this much faster than what is typical of it before the race would have left it out wrongly.
 OPTIMISM = 1.5
 CLEARLY_FASTER = 0.7
-CHECKED_IMAGES = 4  # eager is slow: it computes no more than the comparison needs
+CHECKED_IMAGES = 2  # eager is slow: it computes no more than the comparison needs
 VERSIONED = ("torch", "openvino", "onnxruntime", "onnx")
 
 
