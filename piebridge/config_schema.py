@@ -121,7 +121,8 @@ class Config:
     output: Optional[str] = option(None, "run folder; default: beside the configuration", is_path=True)
     resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
     overwrite: bool = option(False, "replace a finished run")
-    step: str = option("eager", "training step: eager (autograd), or direct: the known gradient of a linear head", choices=("eager", "direct"))
+    step: str = option("eager", "training step: eager (autograd), or direct (the known gradient of a linear head)",
+                       choices=("eager", "direct"))
     trust_pickle: bool = option(False, "allow files that can run code when they are read")
     splits: Splits = Splits()
     loader: Loader = Loader()
