@@ -10,5 +10,5 @@ bash "$here/setup.sh"
 . "$here/lib.sh"
 
 choose_device "${1:-}"
-compare "PET_cache PET_fast PET FTAll"
+compare "PET_cache PET_fast PET_fast_cache PET FTAll"
 finish

@@ -9,7 +9,7 @@ bash "$here/setup.sh"
 . "$here/lib.sh"
 
 choose_device "${1:-}"
-compare "ours PET_cache PET_fast PET FTAll"
+compare "ours PET_cache PET_fast PET_fast_cache PET FTAll"
 print_table res/train_log
 say
 plot="$(piebridge -q plot res/train_log output=res/plot.png)" || plot="none"

@@ -15,6 +15,8 @@ METHODS = {
     "PET_fast": Method("PET with its frozen part on the fastest backend, and nothing else changed", _PLAIN, {}),
     "PET_cache": Method("PET with an exact feature cache, and nothing else changed",
                         dict(_PLAIN, **{"backend.name": "eager", "cache.kind": "features"}), {}),
+    "PET_fast_cache": Method("PET with both, the fastest backend and an exact feature cache, and nothing else changed",
+                             dict(_PLAIN, **{"cache.kind": "features"}), {}),
     "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {},
                    {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto", "step": "direct",
                     "proxies.levels": ("224px-int8", "192px-int8", "160px-int8", "224px-drop1", "160px")}),

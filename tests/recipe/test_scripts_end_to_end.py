@@ -82,10 +82,10 @@ def test_the_whole_comparison(checkout):
     assert out.splitlines()[0] == "No CUDA GPU here: running on the CPU."
     run(["bash", checkout / "scripts" / "run_baselines.sh"], cwd="/", DATASETS="Clipart10")
     out = run(["bash", checkout / "scripts" / "run_e2e.sh"], cwd="/")
-    assert statuses(folder) == dict.fromkeys(["ours", "ours/seed_1", "PET", "FTAll", "PET_cache", "PET_fast"], "success")
+    assert statuses(folder) == dict.fromkeys(["ours", "ours/seed_1", "PET", "FTAll", "PET_cache", "PET_fast", "PET_fast_cache"], "success")
     assert "Openclipart is not here; get it with: bash scripts/downloading.sh Openclipart" in out
     runs = {method: row[1] for method, row in table_rows(out).items()}
-    assert runs == {"ours": "2", "PET": "1", "FTAll": "1", "PET_cache": "1", "PET_fast": "1"}
+    assert runs == {"ours": "2", "PET": "1", "FTAll": "1", "PET_cache": "1", "PET_fast": "1", "PET_fast_cache": "1"}
     markdown = run([sys.executable, "-m", "piebridge", "table", "res/train_log", "--markdown"], cwd=checkout)
     assert "| ours | 2 |" in markdown
     plot = run([sys.executable, "-m", "piebridge", "plot", "res/train_log"], cwd=checkout).strip()

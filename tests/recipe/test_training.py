@@ -17,7 +17,7 @@ from piebridge.core.safetensors_file import read_safetensors
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RUN_FILES = {"log.txt", "metrics.csv", "run.json", "splits.csv", "trainable.safetensors", "tuned.safetensors", "checkpoint"}
-METHODS = ("ours", "PET", "PET_fast", "PET_cache", "FTAll")
+METHODS = ("ours", "PET", "PET_fast", "PET_cache", "PET_fast_cache", "FTAll")
 
 
 @pytest.fixture(scope="module")
