@@ -9,7 +9,6 @@ if __name__ == "__main__":  # before torch is imported, so that the command line
 
 import logging
 import platform
-import subprocess
 from pathlib import Path
 
 import torch
@@ -246,13 +245,16 @@ def _versions():
 
 
 def _commit():
-    """The checkout's commit, or None outside one."""
-    checkout = Path(__file__).resolve().parent.parent
-    if not (checkout / ".git").exists():  # installed elsewhere, perhaps inside somebody else's repository
-        return None
+    """The checkout's commit, or None outside one. Read from .git: starting a program would cost more than reading two files."""
+    git = Path(__file__).resolve().parent.parent / ".git"
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=str(checkout), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              universal_newlines=True, timeout=5)
-    except (OSError, subprocess.SubprocessError):
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head[len("ref: "):]
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(" " + name)), None)
+    except (OSError, UnicodeDecodeError):  # no checkout, or a worktree, whose .git is a file
         return None
-    return done.stdout.strip() or None

@@ -18,7 +18,6 @@ from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
 BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
-LEAST_CALIBRATION = 16  # images
 UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
 Candidate = namedtuple("Candidate", "level predictor cost share")  # cost: ms of one forward; share: of samples within the tolerance
 
@@ -33,8 +32,7 @@ class Proxies:
         self.part, self.work, self.settings = part, part.work, part.config.proxies
         self._kept, self._notes = [], []
         self._costs = CostModel(self.work.network)
-        random = np.random.RandomState(part.config.seed)
-        self.calibration = sorted(random.permutation(part.count)[:self._calibration_count()].tolist())
+        self.calibration = part.calibration
         self.calibration_cache = None
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
@@ -51,10 +49,6 @@ class Proxies:
     @property
     def levels(self):
         return [candidate.level for candidate in self._kept]
-
-    def _calibration_count(self):
-        """As configured, but no more than a tenth of a small set: there, calibrating must not cost more than proxies save."""
-        return min(self.settings.calibration_images, self.part.count, max(LEAST_CALIBRATION, self.part.count // 10))
 
     def accepted(self, number, cache, indices):
         """The samples of `indices` that level `number` may serve; `cache` has their features at that level."""
@@ -73,7 +67,7 @@ class Proxies:
         return [index for index, residual in zip(indices, predicted) if residual <= tolerance]
 
     def _faithful_first(self, spec):
-        return -spec.resolution, spec.dropped, self._cost(spec)
+        return -spec.resolution, spec.dropped, spec.precision != "int8"
 
     def _cost(self, spec):
         """Expected ms of one forward, before it is measured."""

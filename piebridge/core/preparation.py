@@ -17,6 +17,7 @@ from piebridge.core.sources import CachedSource, FrozenSource, Level, fill_cache
 from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
+LEAST_CALIBRATION = 16  # images
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
@@ -38,11 +39,14 @@ class FrozenPart:
         is_free = self.is_cached and self.config.backend.name == "auto"  # the batch of a published baseline is the configured one
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
+        self.uses_proxies = bool(self.config.proxies.levels) and self.config.router.kind != "none"
+        self.calibration = self._choose_calibration() if self.uses_proxies else []
         self.original = Level("original", self.loader(self.native), self._choose_backend())
 
     def source_and_router(self):
+        """(source, router), with everything computed that they need."""
         work, everyone = self.work, list(range(self.count))
-        proxies = Proxies(self) if self.config.proxies.levels and self.config.router.kind != "none" else None
+        proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
         if proxies and proxies.levels:
             routing, caches = self._cascade(levels, proxies)
@@ -69,6 +73,11 @@ class FrozenPart:
         transforms = [Transform.for_network(description, size=each, augment=settings.augment) for each in sizes]
         return ImageLoader(self.work.dataset.train, transforms if isinstance(size, list) else transforms[0], settings.workers,
                            settings.max_megapixels, self.work.bad_images)
+
+    def _choose_calibration(self):
+        """Samples that show what a proxy leaves: as many as configured, but no more than a tenth of a small set."""
+        count = min(self.config.proxies.calibration_images, self.count, max(LEAST_CALIBRATION, self.count // 10))
+        return sorted(np.random.RandomState(self.config.seed).permutation(self.count)[:count].tolist())
 
     def segment(self, network, size, precision):
         """A frozen segment on the chosen backend; int8 has a backend of its own. Raises Unsupported where that cannot serve."""

@@ -76,14 +76,20 @@ class CostModel:
     """Cost of a proxy relative to the original before it is made: its MACs, from its pixels and the mean residual block; int8 half."""
 
     def __init__(self, network):
-        costs = network_costs(network)
-        blocks = [costs["blocks"][block["name"]] for block in network.description["blocks"] if block["is_residual"]]
-        self._dropped = sum(blocks) / len(blocks) / costs["macs"] if blocks else 0.0
+        self._network = network
         self._native = network.description["input_size"][-1]
+        self._block_share = None  # counted when the first proxy with a dropped block asks
 
     def share(self, spec):
-        share = (spec.resolution / self._native) ** 2 * max(0.0, 1 - spec.dropped * self._dropped)
-        return share * (0.5 if spec.precision == "int8" else 1.0)
+        share = (spec.resolution / self._native) ** 2 * (0.5 if spec.precision == "int8" else 1.0)
+        return share * max(0.0, 1 - spec.dropped * self._mean_block()) if spec.dropped else share
+
+    def _mean_block(self):
+        if self._block_share is None:
+            costs = network_costs(self._network)
+            blocks = [costs["blocks"][block["name"]] for block in self._network.description["blocks"] if block["is_residual"]]
+            self._block_share = sum(blocks) / len(blocks) / costs["macs"] if blocks else 0.0
+        return self._block_share
 
 
 def expected_milliseconds(costs, shares, original, epochs):
