@@ -92,6 +92,22 @@ def test_the_whole_comparison(checkout):
     assert (checkout / plot).is_file()
 
 
+def test_the_measuring_script(checkout):
+    few_epochs(checkout)
+    out = run(["bash", checkout / "scripts" / "measure.sh"], cwd="/", SEEDS="0", DATASETS="Clipart10")
+    methods = ["ours", "PET", "PET_fast", "PET_cache", "PET_fast_cache", "FTAll"]
+    results = checkout / "res" / "measured_here"
+    assert statuses(results) == {f"Clipart10/{method}/seed_0": "success" for method in methods}
+    assert all(f"| {method} | 1 |" in out for method in methods)
+    for method in ("ours", "PET_fast"):  # each run starts with an empty device profile
+        record = json.loads((results / "Clipart10" / method / "seed_0" / "run.json").read_text())
+        assert record["plan"]["backend"]["is_recalled"] is False
+    markdown = run([sys.executable, "-m", "piebridge", "table", "res/measured_here", "--markdown"], cwd=checkout)
+    assert "| ours | 1 |" in markdown
+    plot = run([sys.executable, "-m", "piebridge", "plot", "res/measured_here"], cwd=checkout).strip()
+    assert (checkout / plot).is_file()
+
+
 def test_a_standalone_data_set(checkout):
     few_epochs(checkout)
     (checkout / "datasets" / "Clipart10").rename(checkout / "datasets" / "Openclipart")
