@@ -11,6 +11,7 @@ import sys
 from piebridge import __version__
 from piebridge.console import configure_logging, exit_status
 from piebridge.core.errors import UserError
+from piebridge.core.files import expand_user
 from piebridge.core.names import closest
 from piebridge.help_texts import EXAMPLES
 
@@ -197,16 +198,15 @@ def parse(argv):
 
 def _folder_and_output(words, name):
     """`[RES_DIR] [output=FILE]` -> (folder that exists, file to write)."""
-    from pathlib import Path
 
     from piebridge.run_paths import results_folder
 
     folder, output = None, None
     for word in words:
         if word.startswith("output="):
-            output = Path(word[len("output="):]).expanduser()
+            output = expand_user(word[len("output="):])
         elif folder is None:
-            folder = Path(word).expanduser()
+            folder = expand_user(word)
         else:
             raise UserError(f"'{word}': one folder at a time ('{folder}' is given already)")
     folder = folder or results_folder()

@@ -38,7 +38,7 @@ def read_yaml(path):
         raise UserError(f"{path}: cannot be read: {error}") from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, IndexError, AttributeError, TypeError) as error:  # what its tags raise on bad values
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', None) or error}") from None

@@ -28,7 +28,7 @@ def _is_count(value, most):
 
 def _is_router(value):
     level = str(value)[len("level:"):]
-    return value in ("none", "residual", "random") or (str(value).startswith("level:") and level.isdigit() and len(level) < 4)
+    return value in ("none", "residual", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
 
 
 def _check_levels(levels):
@@ -44,7 +44,8 @@ def _check_levels(levels):
 class Splits:
     val_fraction: float = option(0.1, "share of each class kept for validation, where the data has no val folder", low=0.0, high=0.9)
     test_fraction: float = option(0.2, "share of each class kept for the test, where the data has no test folder", low=0.0, high=0.9)
-    seed: int = option(0, "seed of the split; not changed by `seed`, so that all runs see the same test images", low=0)
+    seed: int = option(0, "seed of the split; not changed by `seed`, so that all runs see the same test images", low=0,
+                      high=2 ** 31 - 1)
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Pet:
 @dataclass(frozen=True)
 class Optimizer:
     kind: str = option("adamw", "update rule", choices=("adamw", "sgd"))
-    lr: float = option(1e-3, "peak learning rate", low=0.0)
+    lr: float = option(1e-3, "peak learning rate", low=0.0, high=1e6)
     momentum: float = option(0.9, "momentum of sgd", low=0.0, high=0.9999)
-    weight_decay: float = option(0.01, "weight decay", low=0.0)
+    weight_decay: float = option(0.01, "weight decay", low=0.0, high=1e6)
     schedule: str = option("cosine", "learning rate over the run", choices=("cosine", "constant"))
     label_smoothing: float = option(0.1, "label smoothing", low=0.0, high=0.99)
 

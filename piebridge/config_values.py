@@ -103,6 +103,8 @@ def _text(value, field):
         return None, f"'{shown(value)}' is not a text; write it in quotes"
     if not value:
         return None, "is empty; give a text"
+    if "\0" in value:
+        return None, "holds a null character"
     return os.path.expanduser(value) if field.metadata["is_path"] and value.startswith("~") else value, None
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from piebridge.core.errors import UserError
+from piebridge.core.files import expand_user
 from piebridge.core.names import closest
 
 CONFIG_NAME = "config.yaml"
@@ -21,7 +22,7 @@ def find_config(run):
 
     Raises UserError that lists the closest runs, or says where configurations were looked for.
     """
-    given = Path(str(run)).expanduser()
+    given = expand_user(run)
     if given.suffix in CONFIG_SUFFIXES and given.is_file():
         return given
     for folder in _candidates(given):
@@ -32,7 +33,7 @@ def find_config(run):
 
 def find_run_folder(run):
     """RUN, or the folder of any finished or unfinished run -> its path. Raises UserError."""
-    given = Path(str(run)).expanduser()
+    given = expand_user(run)
     for folder in _candidates(given):
         if (folder / "run.json").is_file():
             return folder

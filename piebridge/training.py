@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before torch is imported, so that the command line
     sys.exit(main(["train"] + sys.argv[1:]))
 
 import logging
+import os
 import platform
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
 from piebridge.core.loop import Progress, Saver, run_loop
-from piebridge.core.network_file import save_network
+from piebridge.core.network_file import check_runs, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.packages import one_line, package_version
 from piebridge.core.pet import bridge, count_trainable
@@ -102,9 +103,13 @@ def _train_in(folder, config, interrupt):
         if not config.overwrite:
             folder.refuse_finished()
         folder.refuse_foreign()
+        folder.refuse_own(config.network)
         dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
                                 config.loader.max_megapixels)
         network = load_network(config.network, trust_pickle=config.trust_pickle)
+        folder.refuse_inside(f"the images, data={config.data}", dataset.folder)
+        if os.path.isfile(config.network):
+            check_runs(network, config.network)
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
@@ -150,7 +155,11 @@ def _run(work, checkpoint, record):
     try:
         saver = Saver(parts, progress, best, clock, writer, folder, config.checkpoint.seconds)
         if checkpoint:
-            saver.restore(*checkpoint)
+            try:
+                saver.restore(*checkpoint)
+            except (KeyError, ValueError, TypeError, RuntimeError) as error:
+                raise UserError(f"{folder.checkpoint_folder}: does not fit this run ({one_line(error)[:120]}); "
+                                "add resume=none to start anew") from None
             LOG.info("going on from epoch %d, batch %d", progress.epoch + 1, progress.batch)
         with clock.evaluation():
             parts.validate.prepare()

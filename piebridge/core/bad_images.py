@@ -4,6 +4,7 @@ import logging
 
 from piebridge.core.errors import UserError
 
+NOTHING_READABLE = "none of the training images can be read; the reasons are above"
 LOG = logging.getLogger(__name__)
 
 

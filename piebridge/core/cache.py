@@ -25,7 +25,7 @@ class FeatureCache:
 
     def __init__(self, folder, key, indices, width, chunk_size):
         self.indices = [int(index) for index in indices]
-        self.chunk_size = chunk_size
+        self.chunk_size, self.width = chunk_size, width
         self.chunks = [self.indices[start:start + chunk_size] for start in range(0, len(self.indices), chunk_size)]
         self._row_of = {index: row for row, index in enumerate(self.indices)}
         digest = sha256_of_json({"key": key, "indices": self.indices, "width": width, "chunk_size": chunk_size})
@@ -51,7 +51,8 @@ class FeatureCache:
     def write(self, number, indices, features):
         """Store chunk `number`: float32 [B, width] for its samples `indices`; the others could not be read and stay absent (NaN)."""
         self._rows[self._span(number)] = np.nan
-        self._rows[[self._row_of[index] for index in indices]] = features
+        if indices:
+            self._rows[[self._row_of[index] for index in indices]] = features
         self._index[number] = (1, self._checksum(number))
 
     def present(self):

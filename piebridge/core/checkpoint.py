@@ -3,6 +3,7 @@
 import json
 import threading
 
+from piebridge.core.errors import UserError
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
 
 STATE_FILE = "state.safetensors"
@@ -14,7 +15,10 @@ def read_checkpoint(folder):
     if not path.exists():
         return None
     tensors, metadata = read_safetensors(path)
-    return tensors, json.loads(metadata["facts"])
+    try:
+        return tensors, json.loads(metadata["facts"])
+    except (KeyError, ValueError, RecursionError):
+        raise UserError(f"{path}: is not a checkpoint of a run; add resume=none to start anew") from None
 
 
 class CheckpointWriter:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from piebridge.core.archives import unpack_tar
 from piebridge.core.errors import UserError
+from piebridge.core.files import expand_user
 from piebridge.core.progress_bar import progress_bar
 
 LOG = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def fetch_data(name, destination, source=None):
         raise UserError(f"{destination}: is there already; move it, or give output=FOLDER")
     destination.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=str(destination.parent)) as temporary:
-        archive = Path(str(source)).expanduser() if source is not None else _download(name, Path(temporary))
+        archive = expand_user(source) if source is not None else _download(name, Path(temporary))
         if not archive.is_file():
             raise UserError(f"source={archive}: no such file; give the published {ARCHIVE_NAME}")
         unpacked = Path(temporary) / "set"

@@ -5,6 +5,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from piebridge.core.errors import UserError
+from piebridge.core.files import expand_user
 from piebridge.core.names import closest
 
 ENVIRONMENT_KEY = "PIEBRIDGE_DATASETS"
@@ -28,7 +29,7 @@ def locate_dataset(name_or_folder):
         UserError: says where it was looked for and how to get what is known.
     """
     text = str(name_or_folder)
-    given = Path(text).expanduser()
+    given = expand_user(text)
     if os.sep in text or text in (".", "..") or text.startswith("~"):
         if not given.is_dir():
             what = "is a file; give the folder of images" if given.exists() else "no such folder"
@@ -68,7 +69,7 @@ def dataset_roots():
     """Folders of data sets, best first: $PIEBRIDGE_DATASETS, `datasets` here, `datasets` of the checkout this code runs from."""
     roots = [Path.cwd() / "datasets"]
     if os.environ.get(ENVIRONMENT_KEY):
-        roots.insert(0, Path(os.environ[ENVIRONMENT_KEY]).expanduser())
+        roots.insert(0, expand_user(os.environ[ENVIRONMENT_KEY]))
     checkout = Path(__file__).resolve().parent.parent.parent
     if (checkout / "pyproject.toml").is_file() and checkout / "datasets" not in roots:
         roots.append(checkout / "datasets")
@@ -102,7 +103,7 @@ def prepare(name, source=None, output=None):
     installed = find_installed(name)
     if output is None and installed:
         return f"{name} is there already: {installed}"
-    destination = Path(str(output)).expanduser() if output is not None else _default_root() / name
+    destination = expand_user(output) if output is not None else _default_root() / name
     if CATALOGUE[name].how == "openclipart":
         from piebridge.core.openclipart import build_openclipart
 

@@ -13,9 +13,11 @@ class Decisions:
     def __init__(self, path, clock):
         self._path, self._clock = path, clock
         saved = read_json(path)
-        is_whole = isinstance(saved, dict) and isinstance(saved.get("values"), dict)
+        is_whole = isinstance(saved, dict) and isinstance(saved.get("values"), dict) and _is_clock(saved.get("clock"))
+        backend = saved["values"].get("backend", {"backend": ""}) if is_whole else None
+        is_whole = is_whole and isinstance(backend, dict) and isinstance(backend.get("backend"), str)
         self.values = saved["values"] if is_whole else {}
-        self.clock_state = saved.get("clock") if is_whole else None
+        self.clock_state = saved["clock"] if is_whole else None
 
     def decide(self, name, make):
         """The recorded value of `name`, or what `make()` returns, which is recorded."""
@@ -26,3 +28,7 @@ class Decisions:
 
     def save(self):
         write_json(self._path, {"values": self.values, "clock": self._clock.state()})
+
+
+def _is_clock(state):
+    return isinstance(state, dict) and isinstance(state.get("seconds"), dict) and isinstance(state.get("wall_seconds"), (int, float))

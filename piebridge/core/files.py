@@ -34,13 +34,20 @@ def atomic_path(path):
 
 def remove_parts(folder):
     """Delete the temporary files that killed writers left in `folder`; nobody else may be writing there."""
-    for part in Path(folder).glob(".*" + PART_SUFFIX):
+    for part in Path(folder).glob(".*.????????" + PART_SUFFIX):
         part.unlink()
 
 
 def write_text(path, text):
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may hold any bytes
+
+
+def expand_user(path):
+    """`~` and `~name` expanded, as a Path; a name that nobody has stays as it is written, and is then not found."""
+    with contextlib.suppress(RuntimeError):
+        return Path(str(path)).expanduser()
+    return Path(str(path))
 
 
 def write_json(path, value):

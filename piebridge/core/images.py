@@ -118,7 +118,7 @@ def _to_rgb(image):
 def _grey_from_wide(image):
     """16-bit, 32-bit and float grey to 8 bits. Pillow's own conversion would clip everything above 255 to white."""
     is_sixteen_bit = image.mode.startswith("I;16") or image.format in ("PNG", "PPM")  # older Pillow opens these as mode "I"
-    values = np.asarray(image).astype(np.float32)
+    values = np.nan_to_num(np.asarray(image).astype(np.float32))
     highest = float(values.max())
     if is_sixteen_bit:
         top = 65535.0

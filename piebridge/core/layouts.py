@@ -7,6 +7,7 @@
 
 import logging
 import os
+import re
 from collections import Counter, namedtuple
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def _images_below(folder, ignored):
 
     `ignored` counts the other files by extension.
     """
-    found, seen, waiting = [], set(), [str(folder)]
+    above = {os.path.realpath(str(parent)) for parent in Path(os.path.abspath(str(folder))).parents}
+    found, seen, waiting = [], set(above), [str(folder)]  # a link upwards would give this class the images of the others
     while waiting:
         current = waiting.pop()
         real = os.path.realpath(current)
@@ -163,14 +165,14 @@ def _read_list(folder, part):
 
 def _label_order(label):
     """Numbers by value, before names."""
-    return (0, int(label), label) if label.isdigit() else (1, 0, label)
+    return (0, int(label), label) if re.fullmatch("[0-9]{1,9}", label) else (1, 0, label)
 
 
 def _names_of_labels(folder, labels):
     path = Path(str(folder)) / "classes.txt"
     if not path.is_file():
         return labels
-    names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line.strip() for line in path.read_text(encoding="utf-8-sig", errors="backslashreplace").splitlines() if line.strip()]
     if len(names) != len(labels):
         raise UserError(f"{path}: names {len(names)} classes, and train.txt has {len(labels)} labels")
     return names

@@ -59,7 +59,7 @@ class Proxies:
         if kind.startswith("level:"):
             return list(indices) if number == min(int(kind[len("level:"):]), len(self._kept)) else []
         if kind == "random":  # as many as the residual router would take, by lot
-            random = np.random.RandomState(self.part.config.seed * 1000 + number)
+            random = np.random.RandomState((self.part.config.seed * 1000 + number) % 2 ** 32)
             count = int(round(candidate.share * len(indices)))
             return sorted(np.asarray(indices)[random.permutation(len(indices))[:count]].tolist())
         pieces = [indices[start:start + 512] for start in range(0, len(indices), 512)]
@@ -87,6 +87,9 @@ class Proxies:
     def _consider(self, spec, is_kept):
         self.work.interrupt.check()
         original = self._original_features()
+        if len(original) < 2:
+            self._notes.append(f"{spec} left out: fewer than two calibration images can be read")
+            return
         try:
             with self.work.clock.phase("proxies"):
                 level, predictor, residuals, cost = self._make(spec, original)

@@ -8,9 +8,10 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
+from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.clock import PHASES
 from piebridge.core.device import limited_threads
-from piebridge.core.errors import RunFailed
+from piebridge.core.errors import RunFailed, UserError
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.sampler import epoch_batches
@@ -77,6 +78,8 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
                 if interrupt.signal_name or checkpoints.due():
                     checkpoints.save()
                     interrupt.check()
+        if not progress.seen:
+            raise UserError(NOTHING_READABLE)
         parts.router.end_epoch()
         _end_epoch(parts, progress, best, clock, epoch)
         checkpoints.save(is_epoch_end=True)

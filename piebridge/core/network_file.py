@@ -8,10 +8,13 @@ import json
 import math
 import re
 
+import torch
+
 from piebridge.core import operations
 from piebridge.core.errors import UserError
 from piebridge.core.graph import FORMAT, INPUT, VERSION
 from piebridge.core.network import GraphNetwork, check_tensors
+from piebridge.core.packages import one_line
 from piebridge.core.safetensors_file import read_header, read_safetensors, write_safetensors
 
 KEY = "piebridge"
@@ -172,3 +175,17 @@ def _check_references(path, description):
                     and block["output"] in by_name and (block["input"] in by_name or block["input"] == INPUT))
         if not is_right:
             raise UserError(f"{path}: block {number} must have a name, an input and an output that are nodes, and is_residual")
+
+
+def check_runs(network, path):
+    """Bring a network from a file to float32 and try it on one image of zeros; UserError where its parts do not fit together."""
+    size = network.description["input_size"]
+    try:
+        network.float()
+        with torch.no_grad():
+            features = network.features(torch.zeros([1] + list(size)))
+            logits = network.head(features)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: does not run on an image of {size[-2]} x {size[-1]} pixels: {one_line(error)[:200]}") from None
+    if features.dim() != 2 or logits.dim() != 2 or not bool(torch.isfinite(logits).all()):
+        raise UserError(f"{path}: gives no finite feature vector for an image of zeros; is the file whole?")

@@ -18,7 +18,7 @@ from pathlib import Path
 from PIL import Image
 
 from piebridge.core.errors import UserError
-from piebridge.core.files import sha256_of_file, write_json, write_text
+from piebridge.core.files import expand_user, sha256_of_file, write_json, write_text
 from piebridge.core.images import BadImage, load_image, silence_pillow
 from piebridge.core.openclipart_package import CLASS_FOLDERS, download_package, unpack_package
 from piebridge.core.progress_bar import progress_bar
@@ -59,7 +59,7 @@ def build_openclipart(destination, source=None, name="Openclipart"):
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UserError(f"{destination}: is there already, and was not built by this command; move it, or give output=FOLDER")
     with _building_folder(destination) as building:
-        origin = Path(str(source)).expanduser() if source is not None else download_package(building / "download")
+        origin = expand_user(source) if source is not None else download_package(building / "download")
         root, package = unpack_package(origin, building / "unpacked")
         manifest = _build(root, RECIPES[name], building / "set")
         manifest = dict({"format": "piebridge-dataset", "version": 1, "name": name, "package": package}, **manifest)

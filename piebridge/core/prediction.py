@@ -3,11 +3,11 @@
 import logging
 import os
 from collections import namedtuple
-from pathlib import Path
 
 import torch
 
 from piebridge.core.errors import UserError
+from piebridge.core.files import expand_user
 from piebridge.core.images import IMAGE_EXTENSIONS, BadImage, load_image
 from piebridge.core.network_file import load_network_file
 from piebridge.core.progress_bar import progress_bar
@@ -42,7 +42,7 @@ def find_images(paths):
     """Files as they are, folders replaced by the image files below them, in order. Raises UserError."""
     found = []
     for given in paths:
-        path = Path(str(given)).expanduser()
+        path = expand_user(given)
         if path.is_dir():
             below = sorted(str(each) for each in path.rglob("*") if each.suffix.lower() in IMAGE_EXTENSIONS and each.is_file())
             if not below:

@@ -3,15 +3,18 @@
 What is decided here (backend, levels, routing) is recorded as it is decided, see core/decisions.py.
 """
 
+import contextlib
 import functools
 import logging
 
 import numpy as np
 
 from piebridge.core import backends
+from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.cache import FeatureCache, GatheredFeatures
+from piebridge.core.errors import UserError
 from piebridge.core.levels import Proxies
-from piebridge.core.loader import ImageLoader
+from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
 from piebridge.core.sources import CachedSource, FrozenSource, Level, fill_cache
 from piebridge.core.transforms import Transform
@@ -62,6 +65,8 @@ class FrozenPart:
                 usable = sorted(index for _, indices in served for index in indices)
                 width = work.network.head.in_features
                 features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, width, served)
+            if not usable:
+                raise UserError(NOTHING_READABLE)
             return CachedSource(features, usable, work.device, work.clock), FixedRouter(routing)
         source = FrozenSource(levels, everyone, work.view_seed, work.device, work.clock)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
@@ -111,8 +116,11 @@ class FrozenPart:
             return backends.build_segment(choice["backend"], work.network, self.native, self.batch_size)
 
     def _probe(self):
-        indices = list(range(min(self.batch_size, self.count)))
-        _, images = next(iter(self.loader(self.native).batches([indices], self.work.view_seed(0))))
+        batches = self.loader(self.native).batches(in_batches(self.count, self.batch_size), self.work.view_seed(0))
+        with contextlib.closing(batches):
+            images = next((images for indices, images in batches if indices), None)
+        if images is None:
+            raise UserError(NOTHING_READABLE)
         expected = self.count * (1 if self.is_cached else self.config.epochs)
         return backends.probe(self.work.network, images, self.batch_size, self.config.backend.tolerance, expected,
                               fingerprint=self.work.fingerprint)

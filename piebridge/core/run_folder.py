@@ -50,7 +50,8 @@ class RunFolder:
     def record(self):
         """run.json as a dict, or None where there is none that can be read."""
         record = read_json(self.record_file)
-        return record if isinstance(record, dict) else None
+        is_ours = isinstance(record, dict) and isinstance(record.get("config"), dict) and "status" in record
+        return record if is_ours else None
 
     def refuse_finished(self):
         """A finished run is never replaced unasked."""
@@ -60,12 +61,26 @@ class RunFolder:
     def refuse_foreign(self):
         """Files with a run's names that no run.json accounts for are somebody's, and are not deleted."""
         found = [path.name for path in self._files() + [self.checkpoint_folder] if path.exists()]
-        if found and not self.record_file.exists():
-            raise UserError(f"{self.path}: has {found[0]} but no run.json, so it is not a run's folder; choose another output=DIR")
+        if found and self.record() is None:
+            raise UserError(f"{self.path}: has {found[0]} but no run.json of a run, so it is not a run's folder; "
+                            "choose another output=DIR")
+
+    def refuse_inside(self, what, folder):
+        """Results among the images would be taken for a class the next time."""
+        mine, theirs = os.path.realpath(str(self.path)), os.path.realpath(str(folder))
+        if (mine + os.sep).startswith(theirs + os.sep):
+            raise UserError(f"output={self.path}: lies inside {what}; choose a folder outside")
+
+    def refuse_own(self, network):
+        """The network to start from must not be a file that starting removes."""
+        if os.path.realpath(str(network)) in [os.path.realpath(str(path)) for path in self._files()]:
+            raise UserError(f"network={network}: is a file of the run folder itself; copy it, or choose another output=DIR")
 
     def clear(self):
         """Remove what an earlier run wrote here; anything else in the folder is the user's and stays. The record goes last."""
-        if self.checkpoint_folder.is_dir():
+        if self.checkpoint_folder.is_symlink():
+            self.checkpoint_folder.unlink()
+        elif self.checkpoint_folder.is_dir():
             shutil.rmtree(str(self.checkpoint_folder))
         for path in self._files() + [self.record_file]:
             if path.exists():

@@ -75,7 +75,7 @@ def write_safetensors(path, tensors, metadata=None):
         end = position + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"the header of {path} would be larger than {MAX_HEADER_BYTES >> 20} MiB")

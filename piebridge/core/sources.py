@@ -90,11 +90,11 @@ def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
     with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
         for number, (indices, images) in zip(missing, timed(batches, clock)):
             with clock.phase("frozen"):
-                features = level.features(images).cpu().numpy() if indices else np.zeros((0, 0), np.float32)
+                features = level.features(images).cpu().numpy() if indices else np.zeros((0, cache.width), np.float32)
             if not np.isfinite(features).all():
                 raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
             with clock.phase("cache"):
-                cache.write(number, indices, features.reshape(len(indices), -1))
+                cache.write(number, indices, features)
                 if time.monotonic() - saved > 1 or interrupt.signal_name:
                     save()
                     saved = time.monotonic()

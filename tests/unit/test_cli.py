@@ -179,7 +179,7 @@ def test_runs_are_found_from_another_folder_and_local_ones_go_first(tmp_path, mo
 
 
 def test_verbosity_goes_to_stderr(capsys, tmp_path):
-    (tmp_path / "run.json").write_text('{"status": "running"}')
+    (tmp_path / "run.json").write_text('{"status": "running", "config": {}}')
     assert main(["table", str(tmp_path)]) == 0
     assert capsys.readouterr().err == f"written: {tmp_path / 'table.csv'}\n"
     assert main(["-q", "table", str(tmp_path)]) == 0
@@ -199,6 +199,6 @@ def test_data_without_a_name_lists_what_there_is(capsys):
 def test_prediction_from_what_is_not_a_run(tmp_path, capsys):
     assert main(["predict", str(tmp_path), "a.jpg"]) == 2
     assert "no such run folder (a run folder holds a run.json)" in capsys.readouterr().err
-    (tmp_path / "run.json").write_text('{"status": "running"}')
+    (tmp_path / "run.json").write_text('{"status": "running", "config": {}}')
     assert main(["predict", str(tmp_path), "a.jpg"]) == 2
     assert f"{tmp_path}: no tuned network here (status: running); finish the training first" in capsys.readouterr().err

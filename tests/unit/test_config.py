@@ -165,3 +165,16 @@ def test_every_method_makes_a_configuration(method):
 ])
 def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
     assert expected in refused(tmp_path, "method: ours\n", overrides)
+
+
+@pytest.mark.parametrize("text", ["epochs: !!int ''\n", "epochs: !!float ''\n", "overwrite: !!bool maybe\n", "a: !!timestamp x\n"])
+def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
+    assert "not valid YAML" in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize("override, expected", [
+    ("optimizer.lr=1e300", "above the most allowed"), ("proxies.levels=['1px']", "is not a proxy"), ("output=a\0b", "null character"),
+    ("router.kind=level:\u00b2", "none, residual, random or level:N"), ("proxies.levels=['" + "9" * 5000 + "px']", "is not a proxy"),
+    ("splits.seed=" + "9" * 40, "above the most allowed")])
+def test_extreme_overrides(tmp_path, override, expected):
+    assert expected in refused(tmp_path, "method: ours\n", [override])

@@ -157,3 +157,16 @@ def test_refuses_files_without_a_description(tmp_path):
         write_safetensors(tmp_path / "b.safetensors", {"w": torch.zeros(2)}, {KEY: text})
         with pytest.raises(UserError, match="b.safetensors: its (network )?description is (no JSON|not a piebridge-network)"):
             load_network_file(tmp_path / "b.safetensors")
+
+
+def test_a_file_whose_parts_do_not_fit_is_refused_before_training():
+    from piebridge.core.network_file import check_runs
+    from piebridge.core.networks import load_network
+
+    network = load_network("efficientnet_lite0")
+    check_runs(network.half(), "half.safetensors")
+    assert next(network.parameters()).dtype == torch.float32
+    network.description["input_size"] = [3, 1, 1]
+    with pytest.raises(UserError, match="whole.safetensors: (does not run on an image of 1 x 1|gives no finite)"):
+        network.head.weight.data.fill_(float("nan"))
+        check_runs(network, "whole.safetensors")

@@ -49,7 +49,7 @@ def fill(folder):
     (folder.cache_folder / "original" / "features.f32").write_bytes(b"1234")
     for path in (folder.trainable_file, folder.tuned_file, folder.splits_file, folder.log_file, folder.metrics_file):
         path.write_text("of the run")
-    folder.write_record({"status": "failed"})
+    folder.write_record({"status": "failed", "config": {}})
     for name in ("config.yaml", "notes.txt", "seed_1/run.json", "run.json.backup", "photos/a.jpg"):
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)
@@ -79,9 +79,9 @@ def test_finished_runs_and_files_of_somebody_else_are_refused(tmp_path):
     folder.refuse_finished()  # failed, so it may be replaced
     folder.refuse_foreign()
     folder.record_file.unlink()
-    with pytest.raises(UserError, match="has trainable.safetensors but no run.json, so it is not a run's folder; choose another output"):
+    with pytest.raises(UserError, match="has trainable.safetensors but no run.json of a run, so it is not a run's folder; choose"):
         folder.refuse_foreign()
-    folder.write_record({"status": "success"})
+    folder.write_record({"status": "success", "config": {}})
     with pytest.raises(UserError, match="holds a finished run; add overwrite=true to replace it, or output=DIR to keep it"):
         folder.refuse_finished()
 
@@ -103,3 +103,21 @@ def test_metrics_have_a_row_per_epoch_and_the_log_a_line_per_evaluation(tmp_path
     folder.write_metrics([dict(zip(("epoch", "val_accuracy", "train_seconds"), row)) for row in rows])
     assert folder.metrics_file.read_text() == "epoch,val_accuracy,train_seconds\n1,0.5,1.234\n2,,2.5\n3,0.3333333333333333,10.0\n"
     assert folder.log_file.read_text() == "0.5000 1.23\n0.3333 10.00\n"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"status": "success"}', '{"status": "failed", "config": null}', '{"a": 1}'])
+def test_files_beside_a_record_that_is_no_runs_are_somebodys(tmp_path, text):
+    (tmp_path / "log.txt").write_text("mine")
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match="has log.txt but no run.json of a run"):
+        RunFolder(tmp_path).refuse_foreign()
+
+
+def test_results_do_not_go_among_the_images_nor_over_the_network_they_start_from(tmp_path):
+    for inside in (tmp_path, tmp_path / "run"):
+        with pytest.raises(UserError, match="lies inside the images"):
+            RunFolder(inside).refuse_inside("the images", tmp_path)
+    RunFolder(tmp_path.parent / (tmp_path.name + "_run")).refuse_inside("the images", tmp_path)
+    with pytest.raises(UserError, match="is a file of the run folder itself"):
+        RunFolder(tmp_path).refuse_own(tmp_path / "tuned.safetensors")
+    RunFolder(tmp_path).refuse_own("efficientnet_lite0")

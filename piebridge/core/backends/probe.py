@@ -59,7 +59,7 @@ def probe(network, images, batch_size, tolerance=1e-3, expected_images=None, bud
     names = _order(network, candidates)
     key = _key(network, images, batch_size, tolerance, expected_images, names, fingerprint) if is_remembered else None
     recalled = device_profile.recall(key) if is_remembered else None
-    if recalled and recalled.get("backend") in ["eager"] + names and not missing_packages(recalled["backend"]):
+    if isinstance(recalled, dict) and recalled.get("backend") in ["eager"] + names and not missing_packages(recalled["backend"]):
         return Choice(recalled["backend"], f"recalled from {device_profile.profile_path().name}: {recalled['reason']}",
                       recalled["milliseconds"], recalled["measurements"], time.perf_counter() - start, is_recalled=True)
     race = _Race(network, images, batch_size, tolerance)
