@@ -9,8 +9,16 @@ _AFTER_SUM = ("Identity", "Dropout", "ReLU", "ReLU6", "SiLU", "Hardswish", "GELU
 
 
 def find_blocks(description, shapes):
-    """Blocks as in a description ({"name", "input", "output", "is_residual"}), in order: its own, or a plain chain's stages."""
-    return description["blocks"] or _stages(description, shapes)
+    """Blocks as in a description ({"name", "input", "output", "is_residual"}), in order.
+
+    The description's own; the stages of a plain chain, which has none, or whose own are of one layer each and so have no inside.
+    """
+    blocks = description["blocks"]
+    return blocks if any(_has_inside(description, block) for block in blocks) else _stages(description, shapes)
+
+
+def _has_inside(description, block):
+    return sum(node["operation"] in ("Conv2d", "Linear", "linear") for node in graph.block_nodes(description, block)) > 1
 
 
 def kind_of(description, block):

@@ -138,12 +138,30 @@ def test_a_plain_chain_falls_back_to_stages():
     assert [cuts(structure, block) for block in structure.blocks] == [channels(16), channels(40), channels(56)]
 
 
+class Layer(nn.Module):
+    """A convolution with its norm and activation, as a user's own module."""
+
+    def __init__(self, channels, out_channels):
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, out_channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(out_channels)
+
+    def forward(self, x):
+        return torch.relu(self.norm(self.convolution(x)))
+
+
+def test_so_does_a_chain_of_blocks_that_have_no_inside():
+    module = nn.Sequential(nn.Sequential(Layer(3, 16), Layer(16, 24), Layer(24, 8)), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                           nn.Linear(8, 5))
+    structure = structure_of(module, input_size=8)
+    assert [(block.name, cuts(structure, block)) for block in structure.blocks] == [("stage1", channels(16, 24))]
+
+
 @pytest.mark.parametrize("build", [
-    lambda: models.resnet18(num_classes=5), lambda: models.mobilenet_v2(num_classes=5), lambda: models.mnasnet0_5(num_classes=5),
+    lambda: models.mobilenet_v2(num_classes=5),
     lambda: models.regnet_y_400mf(num_classes=5), lambda: timm.create_model("mixer_s32_224", num_classes=5, img_size=64),
-    lambda: timm.create_model("resnet26t", num_classes=5),
     lambda: timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=64)],
-    ids=["resnet18", "mobilenet_v2", "mnasnet", "regnet", "mixer", "resnet26t", "vit_tiny"])
+    ids=["mobilenet_v2", "regnet", "mixer", "vit_tiny"])
 def test_other_classifiers_that_trace(build):
     structure = structure_of(build().eval(), input_size=64)
     assert len(structure.blocks) >= 8 and structure.macs_with({}) == structure.macs
