@@ -83,6 +83,19 @@ def data(arguments):
     print(data_catalogue.prepare(arguments.name, **options))
 
 
+def forge(arguments):
+    if not arguments.show:
+        raise UserError(f"forge {arguments.network}: give --show; to show a network's structure is all that forge does so far")
+    if arguments.size is not None and arguments.size < 1:
+        raise UserError(f"--size {arguments.size}: pixels of a square image, at least 1")
+    if sys.version_info < (3, 10):
+        raise UserError(f"forge: works on a workstation with Python 3.10 or newer (this is {sys.version.split()[0]})")
+    from piebridge.forge.show import render
+    from piebridge.forge.structure import structure_of
+
+    print(render(structure_of(arguments.network, arguments.size)))
+
+
 def configs(arguments):
     from piebridge.config_listing import describe_runs, describe_settings, show
 
@@ -115,6 +128,7 @@ VERBS = {
     "table": (table, "compare finished runs: accuracy, seconds, ratios, memory"),
     "plot": (plot, "draw accuracy against training seconds"),
     "data": (data, "list, fetch or build data sets"),
+    "forge": (forge, "show a network's blocks, and what pruning may cut inside them; makes no proxies yet"),
     "configs": (configs, "list runs, show a run's configuration, explain the keys"),
     "doctor": (doctor, "say what this machine has, and what is missing"),
 }
@@ -172,6 +186,9 @@ def _add_words(parsers):
     words("plot", "RES_DIR output=FILE", "where to look for runs (default res), where to write the PNG")
     parsers["data"].add_argument("name", nargs="?", metavar="NAME", help="the data set; without it, all are listed")
     words("data", "key=value", "source=DIR|FILE to build from, output=DIR to build into")
+    parsers["forge"].add_argument("network", metavar="NETWORK", help="a known network, or a network file")
+    parsers["forge"].add_argument("--show", action="store_true", help="print the structure (the only action so far)")
+    parsers["forge"].add_argument("--size", type=int, metavar="PIXELS", help="of the images (default: the network's own)")
     parsers["configs"].add_argument("action", nargs="?", default="ls", choices=("ls", "show", "keys"), metavar="ls|show|keys")
     parsers["configs"].add_argument("run", nargs="?", metavar="RUN", help="for show: the run")
     words("configs", "key=value", "for show: change a key first")

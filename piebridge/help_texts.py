@@ -46,6 +46,16 @@ examples:
   piebridge data Openclipart
   piebridge data Openclipart source=openclipart-png.deb
 """,
+    "forge": """
+examples:
+  piebridge forge resnet50 --show
+  piebridge forge mobilenet_v3_large --show --size 160
+  piebridge forge res/photos/tuned.safetensors --show
+
+Prints each frozen block: its kind, the shapes of its input and output (channels x height x width, or width x tokens), the widths
+inside it that pruning may cut, its multiply-accumulates and parameters, and its tap: the node where a proxy is compared with the
+original. That is all that this verb does so far; it makes no proxies yet. A network known by name needs no weights for it.
+""",
     "configs": """
 examples:
   piebridge configs ls
