@@ -88,6 +88,8 @@ def silence_pillow():
 
 def _open(path, max_megapixels):
     """Open and bound the size; nothing is decoded yet. Formats other than the listed ones are refused."""
+    if os.path.exists(str(path)) and not os.path.isfile(str(path)) and not os.path.isdir(str(path)):  # opening a pipe would wait for ever
+        raise BadImage(path, "not a regular file")
     image = Image.open(str(path), formats=_FORMATS)
     width, height = image.size
     if width * height > max_megapixels * 1e6:

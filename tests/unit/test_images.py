@@ -1,6 +1,7 @@
 """Every kind of image file a folder may hold: read as upright RGB, or refused with its path and a reason."""
 
 import io
+import os
 import pickle
 import struct
 import zlib
@@ -201,3 +202,10 @@ def test_bad_image_is_a_user_error_that_travels():
     error = pickle.loads(pickle.dumps(BadImage("a/b.jpg", "the file is empty")))
     assert isinstance(error, UserError) and (error.path, error.reason) == ("a/b.jpg", "the file is empty")
     assert str(error) == "a/b.jpg: cannot be read as an image (the file is empty); repair, replace or remove it"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(str(tmp_path / "a.jpg"))
+    for read in (load_image, check_image):
+        with pytest.raises(BadImage, match="not a regular file"):
+            read(tmp_path / "a.jpg")
