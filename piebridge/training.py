@@ -7,6 +7,7 @@ if __name__ == "__main__":  # before torch is imported, so that the command line
 
     sys.exit(main(["train"] + sys.argv[1:]))
 
+import functools
 import logging
 import os
 import platform
@@ -36,6 +37,7 @@ from piebridge.core.step import evaluate
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
+PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
 # what may change between a checkpoint and its continuation: nothing that changes the weights
 FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
 
@@ -122,7 +124,8 @@ def _train_in(folder, config, interrupt):
         decisions = Decisions(folder.checkpoint_folder / "decisions.json", clock)
         if decisions.clock_state and not checkpoint:
             clock.restore(decisions.clock_state)
-        bad_images = BadImages(config.loader.max_bad_files, dataset.bad_files)
+        known = list(dataset.bad_files) + decisions.values.get("bad_files", [])
+        bad_images = BadImages(config.loader.max_bad_files, known, functools.partial(decisions.update, "bad_files"))
         work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images)
         try:
             _run(work, checkpoint, record)
@@ -137,7 +140,7 @@ def _train_in(folder, config, interrupt):
             record["status"], record["error"] = "failed", one_line(error)
             raise _explained(error)  # noqa: B904 (the cause is in it; `from error` would make an error its own cause)
         finally:
-            record["plan"] = dict(decisions.values)
+            record["plan"] = {name: decisions.values[name] for name in PLAN if name in decisions.values}
             record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
             record["results"].update(_costs(clock, memory))
             folder.write_record(record)

@@ -26,6 +26,11 @@ class Decisions:
             self.save()
         return self.values[name]
 
+    def update(self, name, value):
+        """Record what is no decision but has to outlive the session."""
+        self.values[name] = value
+        self.save()
+
     def save(self):
         write_json(self._path, {"values": self.values, "clock": self._clock.state()})
 

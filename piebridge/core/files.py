@@ -11,6 +11,8 @@ import os
 import uuid
 from pathlib import Path
 
+from piebridge.core.errors import UserError
+
 PART_SUFFIX = ".part"
 
 
@@ -18,6 +20,8 @@ PART_SUFFIX = ".part"
 def atomic_path(path):
     """Yield a temporary path beside `path`; rename it to `path` when the block ends without an exception."""
     path = Path(path)
+    if path.exists() and not path.is_file():  # a folder, or a device such as /dev/null, which a rename would replace
+        raise UserError(f"{path}: is not a regular file; choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name[:60]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
     os.close(os.open(str(temporary), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))

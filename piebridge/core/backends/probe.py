@@ -59,7 +59,7 @@ def probe(network, images, batch_size, tolerance=1e-3, expected_images=None, bud
     names = _order(network, candidates)
     key = _key(network, images, batch_size, tolerance, expected_images, names, fingerprint) if is_remembered else None
     recalled = device_profile.recall(key) if is_remembered else None
-    if isinstance(recalled, dict) and recalled.get("backend") in ["eager"] + names and not missing_packages(recalled["backend"]):
+    if _is_choice(recalled) and recalled["backend"] in ["eager"] + names and not missing_packages(recalled["backend"]):
         return Choice(recalled["backend"], f"recalled from {device_profile.profile_path().name}: {recalled['reason']}",
                       recalled["milliseconds"], recalled["measurements"], time.perf_counter() - start, is_recalled=True)
     race = _Race(network, images, batch_size, tolerance)
@@ -71,6 +71,12 @@ def probe(network, images, batch_size, tolerance=1e-3, expected_images=None, bud
         device_profile.remember(key, {"backend": choice.backend, "reason": choice.reason, "milliseconds": choice.milliseconds,
                                       "measurements": choice.measurements})
     return choice
+
+
+def _is_choice(recalled):
+    """Whether a remembered value is what `probe` remembers: the profile is a file that anything may have happened to."""
+    return (isinstance(recalled, dict) and isinstance(recalled.get("backend"), str) and isinstance(recalled.get("reason"), str)
+            and isinstance(recalled.get("milliseconds"), float) and isinstance(recalled.get("measurements"), list))
 
 
 class _Race:
