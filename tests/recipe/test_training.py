@@ -259,7 +259,7 @@ def test_an_empty_class_is_named(environment, images, tmp_path):
 
 
 def test_diverging_training_stops_with_the_files_names(environment, images, tmp_path):
-    done = train(environment, "PET_cache", images, tmp_path / "out", "optimizer.kind=sgd", "optimizer.lr=1e38",
+    done = train(environment, "PET_cache", images, tmp_path / "out", "optimizer.kind=sgd", "optimizer.lr=1e6", "optimizer.weight_decay=1e6",
                  "optimizer.label_smoothing=0.0")
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert "not a finite number" in done.stderr and ".jpg" in done.stderr
