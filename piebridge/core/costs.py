@@ -26,13 +26,15 @@ def network_costs(network, input_size=None):
 def _macs_by_node(network, input_size):
     nodes = graph.nodes_by_name(network.description)
     shapes, macs = {}, {}
+    # an empty batch has the shapes of one image at none of the cost; but a shape that mixes images with positions would be lost in it
+    images = 1 if any(node["operation"] == "reshape" for node in nodes.values()) else 0
 
     def note(name, value):
-        shapes[name] = value.shape
+        shapes[name] = value.shape if images else torch.Size((1,) + tuple(value.shape)[1:])
         macs[name] = _macs(network, nodes[name], shapes)
 
     first = next(network.parameters())
-    image = torch.zeros([1] + input_size, device=first.device, dtype=first.dtype)
+    image = torch.zeros([images] + input_size, device=first.device, dtype=first.dtype)
     with torch.no_grad(), _eval_mode(network):
         network.observe(image, note)
     return macs

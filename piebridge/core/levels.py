@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -86,13 +87,17 @@ class Proxies:
 
     def _consider(self, spec, is_kept):
         self.work.interrupt.check()
-        original = self._original_features()
+        # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
+        with ThreadPoolExecutor(1) as aside:
+            building = aside.submit(self._segment, spec, self.work.network) if spec.precision == "int8" and not spec.dropped else None
+            original = self._original_features()
         if len(original) < 2:
             self._notes.append(f"{spec} left out: fewer than two calibration images can be read")
             return
         try:
             with self.work.clock.phase("proxies"):
-                level, predictor, residuals, cost = self._make(spec, original)
+                segment = building.result() if building else self._segment(spec, self._proxy(spec))
+                level, predictor, residuals, cost = self._bridged(spec, segment, original)
         except backends.Unsupported as reason:
             self._notes.append(f"{spec} left out: {reason}")
             return
@@ -104,26 +109,33 @@ class Proxies:
         self._notes.append(f"{spec} {'kept' if is_kept or saved > 0 else 'dropped'}: median residual {np.median(residuals):.3f}, "
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
 
-    def _make(self, spec, original):
-        part, network = self.part, self.work.network
-        view_seed = self.work.view_seed(0)
-        proxy = network
-        if spec.dropped:
-            batches = part.loader([part.native, spec.resolution]).batches([self._readable], view_seed)
-            images, proxy_images = [tensor.to(self.work.device) for tensor in next(batches)[1]]
-            proxy = make_proxy(network, spec, images)
-            match_batch_norm(network, proxy, images, proxy_images)
-        segment = part.segment(proxy, spec.resolution, spec.precision)
+    def _proxy(self, spec):
+        """The network of a level; lower resolution and int8 leave it as it is."""
+        network, sizes = self.work.network, [self.part.native, spec.resolution]
+        if not spec.dropped:
+            return network
+        images, proxy_images = [tensor.to(self.work.device) for tensor in
+                                next(self.part.loader(sizes).batches([self._readable], self.work.view_seed(0)))[1]]
+        proxy = make_proxy(network, spec, images)
+        match_batch_norm(network, proxy, images, proxy_images)
+        return proxy
+
+    def _segment(self, spec, network):
+        return self.part.segment(network, spec.resolution, spec.precision)
+
+    def _bridged(self, spec, segment, original):
+        """(Level, ResidualPredictor, residuals of the calibration images, ms per image); `original`: their features, [N, D]."""
+        part, view_seed = self.part, self.work.view_seed(0)
         loader = part.loader(spec.resolution)
-        pieces, seconds = [], 0.0
+        pieces, milliseconds = [], []
         chunks = [self._readable[start:start + part.batch_size] for start in range(0, len(self._readable), part.batch_size)]
         for _, images in loader.batches(chunks, view_seed):
             start = time.perf_counter()
             pieces.append(segment(images).cpu().numpy())
-            seconds += time.perf_counter() - start
+            milliseconds.append(1000 * (time.perf_counter() - start) / len(images))
         features = np.concatenate(pieces)
         bridge, residuals = fit_bridge_map(features, original)
-        cost = self._remembered(spec, 1000 * seconds / len(features))
+        cost = self._remembered(spec, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
         return Level(str(spec), loader, segment, bridge), ResidualPredictor(bridge(features), residuals), residuals, cost
 
     def _remembered(self, spec, milliseconds):

@@ -80,8 +80,8 @@ class FrozenPart:
                            settings.max_megapixels, self.work.bad_images)
 
     def _choose_calibration(self):
-        """Samples that show what a proxy leaves: as many as configured, but no more than a tenth of a small set."""
-        count = min(self.config.proxies.calibration_images, self.count, max(LEAST_CALIBRATION, self.count // 10))
+        """Samples that show what a proxy leaves: as many as configured, but no more than a twentieth of a small set."""
+        count = min(self.config.proxies.calibration_images, self.count, max(LEAST_CALIBRATION, self.count // 20))
         return sorted(np.random.RandomState(self.config.seed).permutation(self.count)[:count].tolist())
 
     def segment(self, network, size, precision):
