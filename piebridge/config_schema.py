@@ -26,6 +26,11 @@ def _is_count(value, most):
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
+def workers_option():
+    return option("auto", "decoding threads: auto or a number; 0 decodes in the training thread",
+                  accepts=lambda value: value == "auto" or _is_count(value, 256), wanted="auto or a number from 0 to 256")
+
+
 def _is_router(value):
     level = str(value)[len("level:"):]
     return value in ("none", "residual", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
@@ -52,8 +57,7 @@ class Splits:
 class Loader:
     batch_size: int = option(4, "images per training step", low=1, high=65536)
     eval_batch_size: int = option(16, "images per step of an evaluation", low=1, high=65536)
-    workers: Any = option("auto", "decoding threads: auto or a number; 0 decodes in the training thread",
-                          accepts=lambda value: value == "auto" or _is_count(value, 256), wanted="auto or a number from 0 to 256")
+    workers: Any = workers_option()
     augment: str = option("none", "fresh augmentation, each epoch anew", choices=("none", "flip", "crop_flip"))
     max_megapixels: float = option(64.0, "larger images are refused before they are decoded", low=0.01)
     max_bad_files: int = option(10, "unreadable images that are skipped before a run gives up", low=0)

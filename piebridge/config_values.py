@@ -22,11 +22,13 @@ def split_words(words):
     return texts
 
 
-def from_text(key, text):
+def from_text(key, text, keys=None):
     """What `key=text` on a command line means. For a key that wants a text it is that text, so that a folder may be called 2024.10
     or 1e3, without the quotes around it if there are any; for any other key it is a Python literal where it reads as one.
+
+    keys: {key: dataclass field}, those of a run's configuration by default.
     """
-    field = known_keys().get(key)
+    field = (known_keys() if keys is None else keys).get(key)
     if field is None or not _is_text(field):
         return literal(text)
     if text.lower() in ("none", "null") and (field.default is None or _knows_none(field)):
@@ -46,14 +48,15 @@ def literal(text):
         return {"true": True, "false": False, "none": None, "null": None}.get(text.strip().lower(), text)
 
 
-def check_value(key, value):
-    """(the value in the key's type, None), or (None, what is wrong with it)."""
-    keys = known_keys()
-    if key in SECTIONS:
-        first = next(known for known in keys if known.startswith(key + "."))
-        return None, f"{key}: is a section; write its keys below it, for example {first}"
+def check_value(key, value, keys=None, listing="`piebridge configs keys`"):
+    """(the value in the key's type, None), or (None, what is wrong with it). keys: as for `from_text`; listing: what lists them."""
+    if keys is None:
+        keys = known_keys()
+        if key in SECTIONS:
+            first = next(known for known in keys if known.startswith(key + "."))
+            return None, f"{key}: is a section; write its keys below it, for example {first}"
     if key not in keys:
-        return None, f"{shown(key)}: unknown key{_closest_key(key, keys)}; `piebridge configs keys` lists them"
+        return None, f"{shown(key)}: unknown key{_closest_key(key, keys)}; {listing} lists them"
     field = keys[key]
     if value is None and _knows_none(field):  # `gate.kind=none` may come as the literal None
         value = "none"

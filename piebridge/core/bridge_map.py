@@ -18,6 +18,17 @@ class BridgeMap:
         centred = features - self.mean_proxy
         return self.mean_original + self.scale * centred + (centred @ self.left) @ self.right
 
+    def of_rank(self, rank):
+        """The nearest map whose W has at most this rank, by the singular values of W: what a file of a proxy set keeps."""
+        if self.left.shape[1] <= rank:
+            return self
+        first, first_factor = np.linalg.qr(self.left.astype(np.float64))
+        second, second_factor = np.linalg.qr(self.right.T.astype(np.float64))
+        columns, values, rows = np.linalg.svd(first_factor @ second_factor.T)
+        left, right = first @ (columns[:, :rank] * values[:rank]), rows[:rank] @ second.T
+        return BridgeMap(self.scale, self.mean_proxy, self.mean_original,
+                         *[np.ascontiguousarray(factor, dtype=np.float32) for factor in (left, right)])
+
 
 def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
     """Ridge regression of the original's features on the proxy's, both float [N, D]; (BridgeMap, residuals [N]).

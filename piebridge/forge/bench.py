@@ -1,0 +1,96 @@
+"""Candidates tried out: features on the fastest backend, the bridge map, milliseconds, and what is left at the head's tap."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from piebridge.core import backends
+from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.errors import UserError
+
+LOG = logging.getLogger(__name__)
+BRIDGE_RANK = 64  # of a stored map; a full one of 512 images would be as large as a third of EfficientNet-Lite0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A network tried out. milliseconds: median of one image's forward; iqr: its interquartile range; repeats: calls that were timed.
+
+    before, after the bridge map, on held-out images: (mean relative error, mean cosine). features: bridged, of the fitted images
+    [N,D], and held_out [M,D].
+    """
+
+    milliseconds: float
+    iqr: float
+    repeats: int
+    before: tuple
+    after: tuple
+    bridge: object
+    features: np.ndarray
+    held_out: np.ndarray
+
+
+class Bench:
+    """Runs networks on the forge's images, and compares them with the original. `original`: its own Trial."""
+
+    def __init__(self, images, original, batch_size):
+        self.images, self.batch_size = images, batch_size
+        self.native = original.description["input_size"][-1]
+        batch = next(images.batches(images.fitted[:batch_size], self.native))
+        choice = backends.probe(original, batch, batch_size)
+        self.backend = choice.backend
+        segment = choice.segment or backends.build_segment(choice.backend, original, self.native, batch_size)
+        fitted, held_out, times = self._features(segment, self.native)
+        name = original.description["name"]
+        if not (np.isfinite(fitted).all() and np.isfinite(held_out).all()):
+            raise UserError(f"network {name}: its features are not finite; is the file whole?")
+        if float(fitted.std(0).max()) < 1e-6 * max(1.0, float(np.abs(fitted).max())):
+            raise UserError(f"network {name}: gives the same features for all images; is it trained, are they alike?")
+        self.original = Trial(*times, (0.0, 1.0), (0.0, 1.0), None, fitted, held_out)
+        LOG.info("the original runs on %s, %.3g ms per image", self.backend, times[0])
+
+    def try_out(self, network, resolution, precision):
+        """The Trial of a network, or a text that says why there is none."""
+        try:
+            segment = backends.build_segment(self._backend(precision), network, resolution, self.batch_size)
+            fitted, held_out, times = self._features(segment, resolution)
+        except (UserError, RuntimeError) as reason:  # a resolution at which the network does not run, a backend without an operation
+            return str(reason).splitlines()[0]
+        if not (np.isfinite(fitted).all() and np.isfinite(held_out).all()):
+            return "its features are not finite"
+        bridge = fit_bridge_map(fitted, self.original.features)[0].of_rank(BRIDGE_RANK)
+        moved = bridge(held_out)
+        return Trial(*times, alignment(held_out, self.original.held_out), alignment(moved, self.original.held_out), bridge,
+                     bridge(fitted), moved)
+
+    def _backend(self, precision):
+        if precision == "int8":
+            if backends.missing_packages(backends.INT8):
+                raise backends.Unsupported("int8 runs on OpenVINO, which is not installed (pip install openvino)")
+            return backends.INT8
+        if precision == "bf16":
+            return "openvino_bf16" if self.backend.startswith("openvino") else "bf16"
+        return self.backend
+
+    def _features(self, segment, size):
+        """Features of the fitted [N,D] and the held-out [M,D] images, and (median ms per image, interquartile range, calls)."""
+        order = self.images.held_out + self.images.fitted
+        pieces, times = [], []
+        for number, batch in enumerate(self.images.batches(order, size, self.batch_size)):
+            start = time.perf_counter()
+            pieces.append(segment(batch).numpy())
+            if number and len(batch) == self.batch_size:  # the first call warms up
+                times.append(1000 * (time.perf_counter() - start) / len(batch))
+        features, count = np.concatenate(pieces), len(self.images.held_out)
+        low, middle, high = np.percentile(times, (25, 50, 75))
+        return features[count:], features[:count], (float(middle), float(high - low), len(times))
+
+
+def alignment(features, reference):
+    """(mean relative error, mean cosine) of features [N,D] against the original's."""
+    norms = np.linalg.norm(reference, axis=1) + 1e-12
+    error = np.linalg.norm(features - reference, axis=1) / norms
+    cosine = (features * reference).sum(1) / norms / (np.linalg.norm(features, axis=1) + 1e-12)
+    return float(error.mean()), float(cosine.mean())

@@ -1,0 +1,208 @@
+"""From an original and unlabelled images to a proxy set: the order of the work, and what of it outlives an interruption.
+
+Finished pieces lie in `OUT.work`; the same command on the same network and images goes on from them. The set appears whole, at the
+end, and the work folder goes.
+"""
+
+import dataclasses
+import functools
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from piebridge.core.errors import UserError
+from piebridge.core.files import read_json, sha256_of_json, write_json
+from piebridge.core.network_file import load_network_file, save_network
+from piebridge.core.progress_bar import progress_bar
+from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
+from piebridge.core.router import fit_residual_predictor, relative_residuals
+from piebridge.forge.alignment import measure_alignment
+from piebridge.forge.bench import Bench, Trial
+from piebridge.forge.block_regression import regress_blocks
+from piebridge.forge.dropping import drop_order, recover
+from piebridge.forge.images import ForgeImages
+from piebridge.forge.nested_levels import nested_levels
+from piebridge.forge.pareto import Point, candidates, deviation_of_median, even_steps, pareto_front
+from piebridge.forge.policy_network import make_policy
+from piebridge.forge.policy_training import PolicySettings, train_policy
+from piebridge.forge.pruning import prune, tensor_cuts
+from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
+from piebridge.forge.reordering import in_nested_order, nested_order
+from piebridge.forge.scores import taylor_scores
+from piebridge.forge.structure import structure_of
+
+LOG = logging.getLogger(__name__)
+SCORED_IMAGES = 100  # as in the paper
+DROPPING_IMAGES = 64
+TAP_IMAGES = 64  # of the held-out ones, for the alignment at every tap
+RESOLUTION_SHARES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)
+WIDTH_FILE = "width_{:02d}.safetensors"
+
+
+class Build:
+    """One run of the forge. original: GraphNetwork; images: a folder; out: the set's folder; settings: ForgeSettings."""
+
+    def __init__(self, original, images, out, settings, interrupt):
+        self.original, self.settings, self.interrupt, self.out = original.eval(), settings, interrupt, Path(out)
+        check_target(self.out, settings.overwrite)
+        self.structure = structure_of(original)
+        self.native = original.description["input_size"][-1]
+        self.images = ForgeImages(images, original.description, settings)
+        self.work = self.out.parent / (self.out.name + ".work")
+        self.networks = {}  # {(width, dropped blocks): GraphNetwork}
+
+    def run(self):
+        """Make the set; returns its folder. What is wrong with the input is found before anything is written."""
+        settings = self.settings
+        self.bench = Bench(self.images, self.original, settings.batch_size)
+        self._open_work()
+        self.widths = self._pruned_widths()
+        self.drops = self._blocks_to_drop()
+        chosen = self._choose(self._try_all())
+        trials = [self._trial(candidate) for candidate in progress_bar(chosen, desc="bridge maps", unit="level")]
+        proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, progress_bar(trials, desc="alignment", unit="level"))]
+        policy, facts = self._policy(trials) if settings.policy else (None, None)
+        order = nested_order(self.structure, self.levels) if self.widths else {}
+        write_proxy_set(self.out, self.original, proxies, self._facts(facts), policy, self._predictor(trials),
+                        tensor_cuts(self.structure, order), settings.overwrite)
+        shutil.rmtree(str(self.work))
+        return self.out
+
+    def _open_work(self):
+        settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("overwrite", "profile_seconds")}
+        key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
+        found = read_json(self.work / "key.json")
+        if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
+            raise UserError(f"{self.work}: the forge keeps its work there, and it is something else; move it away or choose another --out")
+        if found != {"forge": key}:
+            shutil.rmtree(str(self.work), ignore_errors=True)
+            self.work.mkdir(parents=True)
+            write_json(self.work / "key.json", {"forge": key})
+
+    def _pruned_widths(self):
+        """{share of the MACs: kept} of the widths tried, the aligned networks going into `self.networks`."""
+        if not self.settings.widths:
+            return {}
+        scores = taylor_scores(self.original, self.structure, self.images.batches(self.images.fitted[:SCORED_IMAGES], self.native))
+        levels = nested_levels(self.structure, scores, self.settings.widths, self.settings.narrowest, self.settings.multiple)
+        self.levels = in_nested_order(self.structure, levels)
+        widths = {}
+        for level in self.levels[1:]:
+            share = round(level.macs / self.structure.macs, 2)
+            if share < 1 and share not in widths:
+                widths[share] = level.kept
+                self.networks[share, ()] = self._aligned(level)
+        return widths
+
+    def _aligned(self, level):
+        """The network of a pruned level after closed-form alignment and, if asked for, block-wise regression."""
+        path = self.work / WIDTH_FILE.format(level.number)
+        if path.is_file():
+            return load_network_file(path)
+        proxy, settings = prune(self.original, level.kept, self.structure), self.settings
+        pairs = functools.partial(self._pairs, self.images.fitted, self.native)
+        LOG.info("aligning the width of %.0f %% of the MACs", 100 * level.macs / self.structure.macs)
+        if settings.align != "none":
+            reconstruct(self.original, proxy, pairs(), ReconstructionSettings(seed=settings.seed), tensor_cuts(self.structure, level.kept),
+                        self.work, self.interrupt.check)
+        if settings.align == "blocks":
+            regress_blocks(self.original, proxy, pairs(), None, self.work / path.stem, self.work, self.interrupt.check)
+        save_network(proxy, path)
+        return proxy
+
+    def _pairs(self, indices, size):
+        """(images at the original's size, at `size`) of some images."""
+        if size == self.native:
+            return ((images, images) for images in self.images.batches(indices, size))
+        return self.images.batches(indices, [self.native, size])
+
+    def _blocks_to_drop(self):
+        """Names of the blocks to drop, in order; as many as asked for and there are."""
+        droppable = sum(block["is_residual"] for block in self.original.description["blocks"])
+        most = min(self.settings.drops, droppable)
+        return [drop.block for drop in drop_order(self.original, self._some_images(DROPPING_IMAGES), most)] if most else []
+
+    def _some_images(self, count):
+        return torch.cat(list(self.images.batches(self.images.fitted[:count], self.native)))
+
+    def _network(self, candidate):
+        """The network of a candidate, made once; dropped blocks are recovered in closed form."""
+        blocks = tuple(self.drops[:candidate.dropped])
+        if (candidate.width, blocks) not in self.networks:
+            whole = self.original if candidate.width == 1 else self.networks[candidate.width, ()]
+            self.networks[candidate.width, blocks] = recover(whole, list(blocks), self._some_images(DROPPING_IMAGES)).network if blocks else whole
+        return self.networks[candidate.width, blocks]
+
+    def _trial(self, candidate):
+        self.interrupt.check()
+        return self.bench.try_out(self._network(candidate), candidate.resolution, candidate.precision)
+
+    def _try_all(self):
+        """[(candidate, milliseconds, iqr, repeats, error)] of every candidate that runs."""
+        settings, path = self.settings, self.work / "trials.json"
+        resolutions = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
+        found, results = read_json(path) or {}, []
+        every = candidates(self.native, [1.0] + list(self.widths), [self.native] + resolutions, settings.precisions, range(len(self.drops) + 1))
+        for candidate in progress_bar(every, desc="candidates", unit="proxy"):
+            if candidate.name not in found:
+                trial = self._trial(candidate)
+                is_run = isinstance(trial, Trial)
+                found[candidate.name] = [trial.milliseconds, trial.iqr, trial.repeats, trial.after[0]] if is_run else trial
+                write_json(path, found)
+            result = found[candidate.name]
+            if isinstance(result, str):
+                LOG.info("%s left out: %s", candidate.name, result)
+            else:
+                results.append((candidate, *result))
+        return results
+
+    def _choose(self, results):
+        original = self.bench.original
+        points = [Point("", original.milliseconds, 0.0, deviation_of_median(original.iqr, original.repeats))]
+        points += [Point(candidate.name, milliseconds, error, deviation_of_median(iqr, repeats))
+                   for candidate, milliseconds, iqr, repeats, error in results]
+        chosen = even_steps(pareto_front(points), self.settings.levels, self.settings.least)
+        by_name = {candidate.name: candidate for candidate, *_ in results}
+        return [by_name[point.name] for point in chosen]
+
+    def _proxy(self, candidate, trial):
+        kept = self.widths.get(candidate.width, {})
+        tap, network = self.original.description["tap"], self._network(candidate)
+        raw = prune(self.original, kept, self.structure).without_blocks(self.drops[:candidate.dropped])
+        some = self.images.held_out[:TAP_IMAGES]
+        alignment = {when: dict(measure_alignment(self.original, each, self._pairs(some, candidate.resolution)), **{tap: _as_facts(at_tap)})
+                     for when, each, at_tap in (("before", raw, trial.before), ("after", network, trial.after))}
+        facts = {"width": candidate.width, "dropped": self.drops[:candidate.dropped], "alignment": alignment}
+        return Proxy(candidate.name, network, candidate.resolution, candidate.precision, trial.bridge, kept,
+                     tensor_cuts(self.structure, kept), facts)
+
+    def _policy(self, trials):
+        settings, original = self.settings, self.bench.original
+        policy = make_policy(self.original, len(trials) + 1, settings.seed)
+        images = torch.cat(list(self.images.batches(self.images.fitted, policy.description["input_size"][-1])))
+        features = torch.from_numpy(np.stack([original.features] + [trial.features for trial in trials], 1)).float()
+        scores = [trial.milliseconds / original.milliseconds for trial in trials]
+        facts = train_policy(policy, images, features, torch.tensor([1.0] + scores), PolicySettings(epochs=settings.policy_epochs, seed=settings.seed),
+                             folder=self.work / "policy", interrupt=self.interrupt)
+        return policy, facts
+
+    def _predictor(self, trials):
+        """Residuals of all levels, from the cheapest one's features; scored on the held-out images, which no map has seen."""
+        residuals = [np.stack([relative_residuals(getattr(trial, part), getattr(self.bench.original, part)) for trial in trials], 1)
+                     for part in ("features", "held_out")]
+        cheapest = trials[-1]
+        return fit_residual_predictor(cheapest.features, residuals[0], (cheapest.held_out, residuals[1]))[0]
+
+    def _facts(self, policy):
+        return {"tap": self.original.description["tap"], "resolution": self.native, "backend": self.bench.backend,
+                "images": {"fitted": len(self.images.fitted), "held_out": len(self.images.held_out)}, "policy": policy,
+                "settings": {name: list(value) if isinstance(value, tuple) else value for name, value in
+                             dataclasses.asdict(self.settings).items()}}
+
+
+def _as_facts(pair):
+    error, cosine = pair
+    return {"cosine": cosine, "relative_error": error}
