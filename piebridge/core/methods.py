@@ -9,7 +9,7 @@ _PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "router.k
 
 METHODS = {
     "FTAll": Method("full fine-tuning as published: every layer, every image through the whole network",
-                    dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager"}), {"optimizer.lr": 1e-4}),
+                    dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager"}), {"optimizer.lr": 3e-4}),
     "PET": Method("parameter-efficient tuning as published: the frozen original runs eagerly on every image in every epoch",
                   dict(_PLAIN, **{"backend.name": "eager"}), {}),
     "PET_fast": Method("PET with its frozen part on the fastest backend, and nothing else changed", _PLAIN, {}),
