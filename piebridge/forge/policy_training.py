@@ -71,8 +71,9 @@ def train_policy(policy, images, features, scores, settings=None, head=None, lab
         while training.done < training.total:
             training.step(images, features, scores)
             bar.update()
-            training.save_when_due(bool(interrupt and interrupt.signal_name))
-            if interrupt:
+            is_interrupted = interrupt is not None and interrupt.signal_name is not None
+            training.save_when_due(is_interrupted)
+            if is_interrupted:
                 interrupt.check()
     policy.eval()
     return describe_policy(policy, images, features, scores, task)
