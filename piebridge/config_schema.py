@@ -33,7 +33,7 @@ def workers_option():
 
 def _is_router(value):
     level = str(value)[len("level:"):]
-    return value in ("none", "residual", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
+    return value in ("none", "residual", "policy", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
 
 
 def _check_levels(levels):
@@ -98,9 +98,11 @@ class Proxies:
 
 @dataclass(frozen=True)
 class Router:
-    kind: str = option("none", "how a sample gets its level: none, residual, random or level:N",
-                       accepts=_is_router, wanted="none, residual, random or level:N")
-    tolerance: float = option(0.35, "largest predicted relative residual that a level may leave at the head's tap", low=0.0)
+    kind: str = option("none", "how a sample gets its level: none, residual, policy, random or level:N",
+                       accepts=_is_router, wanted="none, residual, policy, random or level:N")
+    tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
+    delta: float = option(0.1, "largest share of samples whose level may leave more than that; 0.5 goes by the typical residual",
+                          low=0.001, high=0.9)
 
 
 @dataclass(frozen=True)

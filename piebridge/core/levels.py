@@ -14,13 +14,14 @@ from piebridge.core.device import describe_device
 from piebridge.core.packages import package_version
 from piebridge.core.proxies import CostModel, expected_milliseconds, make_proxy, match_batch_norm
 from piebridge.core.proxy_specs import parse_spec
-from piebridge.core.router import ResidualPredictor
+from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
 BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
 UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
-Candidate = namedtuple("Candidate", "level predictor cost share")  # cost: ms of one forward; share: of samples within the tolerance
+# router: whether a sample may use the level; cost: ms of one forward; share: of the calibration images that may use it
+Candidate = namedtuple("Candidate", "level router cost share")
 
 
 class Proxies:
@@ -38,7 +39,9 @@ class Proxies:
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
         decided = self.work.decisions.values.get("proxies")
-        for spec in sorted({parse_spec(text) for text in self.settings.levels}, key=self._faithful_first):
+        router = part.config.router
+        can_serve = router.kind.startswith("level:") or is_bounded(len(self.calibration), router.delta)
+        for spec in sorted({parse_spec(text) for text in self.settings.levels if can_serve}, key=self._faithful_first):
             if (str(spec) in decided["levels"]) if decided else self._is_promising(spec):
                 self._consider(spec, is_kept=bool(decided) or self.settings.use == "all")
         decided = self.work.decisions.decide("proxies", lambda: {
@@ -51,21 +54,33 @@ class Proxies:
     def levels(self):
         return [candidate.level for candidate in self._kept]
 
-    def accepted(self, number, cache, indices):
-        """The samples of `indices` that level `number` may serve; `cache` has their features at that level."""
-        kind, tolerance = self.part.config.router.kind, self.part.config.router.tolerance
-        candidate = self._kept[number - 1]
+    def accepted(self, number, caches, indices):
+        """The samples of `indices` that level `number` may serve; `caches` has their features: {level: cache}, this and cheaper ones."""
+        kind = self.part.config.router.kind
         if not indices:
             return []
         if kind.startswith("level:"):
             return list(indices) if number == min(int(kind[len("level:"):]), len(self._kept)) else []
-        if kind == "random":  # as many as the residual router would take, by lot
-            random = np.random.RandomState((self.part.config.seed * 1000 + number) % 2 ** 32)
-            count = int(round(candidate.share * len(indices)))
-            return sorted(np.asarray(indices)[random.permutation(len(indices))[:count]].tolist())
+        if kind == "random":
+            return self._by_lot(number, caches, indices)
+        return self._within_tolerance(number, caches, indices)
+
+    def _within_tolerance(self, number, caches, indices):
+        router, cache = self._kept[number - 1].router, caches[number]
         pieces = [indices[start:start + 512] for start in range(0, len(indices), 512)]
-        predicted = np.concatenate([candidate.predictor(cache.read(piece)) for piece in pieces])
-        return [index for index, residual in zip(indices, predicted) if residual <= tolerance]
+        return [index for piece in pieces for index, level in zip(piece, router(cache.read(piece))) if level]
+
+    def _by_lot(self, number, caches, indices):
+        """As many as the residual router would take here, so that both cost the same: its share is seen on those of the samples
+        that it, too, would not have given a cheaper level."""
+        left = indices
+        for cheaper in range(len(self._kept), number, -1):
+            taken = set(self._within_tolerance(cheaper, caches, left))
+            left = [index for index in left if index not in taken]
+        share = len(self._within_tolerance(number, caches, left)) / len(left) if left else self._kept[number - 1].share
+        random = np.random.RandomState((self.part.config.seed * 1000 + number) % 2 ** 32)
+        chosen = random.permutation(len(indices))[:int(round(share * len(indices)))]
+        return sorted(np.asarray(indices)[chosen].tolist())
 
     def _faithful_first(self, spec):
         return -spec.resolution, spec.dropped, spec.precision != "int8"
@@ -97,12 +112,11 @@ class Proxies:
         try:
             with self.work.clock.phase("proxies"):
                 segment = building.result() if building else self._segment(spec, self._proxy(spec))
-                level, predictor, residuals, cost = self._bridged(spec, segment, original)
+                level, router, residuals, share, cost = self._bridged(spec, segment, original)
         except backends.Unsupported as reason:
             self._notes.append(f"{spec} left out: {reason}")
             return
-        share = float((residuals <= self.part.config.router.tolerance).mean())
-        candidate = Candidate(level, predictor, cost, share)
+        candidate = Candidate(level, router, cost, share)
         saved = self._seconds(self._kept) - self._seconds(self._kept + [candidate])
         if is_kept or saved > 0:
             self._kept = _dearest_first(self._kept + [candidate])
@@ -124,7 +138,10 @@ class Proxies:
         return self.part.segment(network, spec.resolution, spec.precision)
 
     def _bridged(self, spec, segment, original):
-        """(Level, ResidualPredictor, residuals of the calibration images, ms per image); `original`: their features, [N, D]."""
+        """(Level, ResidualRouter, residuals of the calibration images, share of them that the level may serve, ms per image).
+
+        original: features of the calibration images, [N, D].
+        """
         part, view_seed = self.part, self.work.view_seed(0)
         loader = part.loader(spec.resolution)
         pieces, milliseconds = [], []
@@ -136,7 +153,9 @@ class Proxies:
         features = np.concatenate(pieces)
         bridge, residuals = fit_bridge_map(features, original)
         cost = self._remembered(spec, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
-        return Level(str(spec), loader, segment, bridge), ResidualPredictor(bridge(features), residuals), residuals, cost
+        predictor, predicted = fit_residual_predictor(bridge(features), residuals)
+        router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
+        return Level(str(spec), loader, segment, bridge), router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, spec, milliseconds):
         """The level's cost as this device measured it first, so that another run decides alike."""

@@ -43,6 +43,9 @@ class FrozenPart:
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
         self.uses_proxies = bool(self.config.proxies.levels) and self.config.router.kind != "none"
+        if self.uses_proxies and self.config.router.kind == "policy":
+            raise UserError("router.kind=policy: proxies that are made on the device have no policy; give a proxy set that has one, or "
+                            "router.kind=residual")
         self.calibration = self._choose_calibration() if self.uses_proxies else []
         self.original = Level("original", self.loader(self.native), self._choose_backend())
 
@@ -126,22 +129,22 @@ class FrozenPart:
                               fingerprint=self.work.fingerprint)
 
     def _cascade(self, levels, proxies):
-        """Route every sample to the cheapest level whose predicted residual is within the tolerance: (routing, caches).
+        """Route every sample to the cheapest level whose residual is bounded by the tolerance: (routing, caches).
 
-        The residual is predicted from the level's own features, which therefore have to be computed first; accepted, they are
+        The bound is computed from the level's own features, which therefore have to be computed first; accepted, they are
         what the cache keeps, rejected, the sample goes on to the next dearer level.
         """
         routing = np.zeros(self.count, dtype=np.int64)
         calibration = set(proxies.calibration)
-        caches = [(proxies.calibration_cache, proxies.calibration)]
+        caches, filled = [(proxies.calibration_cache, proxies.calibration)], {}
         pending = [index for index in range(self.count) if index not in calibration]
         for number in range(len(levels) - 1, 0, -1):
             level = levels[number]
-            cache = self.filled(level, level.name, pending)
+            filled[number] = self.filled(level, level.name, pending)
             accepted = self.decisions.decide(f"served by {level.name}", functools.partial(
-                proxies.accepted, number, cache, cache.present()))
+                proxies.accepted, number, filled, filled[number].present()))
             routing[accepted] = number
-            caches.append((cache, accepted))
+            caches.append((filled[number], accepted))
             pending = sorted(set(pending) - set(accepted))
         if self.is_cached:
             caches.append((self.filled(self.original, "original", pending), pending))
