@@ -92,6 +92,7 @@ class Cache:
 @dataclass(frozen=True)
 class Proxies:
     levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8", check=_check_levels)
+    set: Optional[str] = option(None, "folder of a proxy set (`piebridge forge`), in place of levels that the device makes", is_path=True)
     use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
     calibration_images: int = option(64, "unlabelled training images that fit the bridge maps", low=8, high=100000)
 

@@ -11,9 +11,11 @@ from piebridge.core import backends
 from piebridge.core.backends import device_profile
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.device import describe_device
+from piebridge.core.errors import UserError
+from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
-from piebridge.core.proxies import CostModel, expected_milliseconds, make_proxy, match_batch_norm
-from piebridge.core.proxy_specs import parse_spec
+from piebridge.core.policy import PolicyRouter
+from piebridge.core.proxies import expected_milliseconds
 from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded
 from piebridge.core.sources import Level
 
@@ -25,25 +27,24 @@ Candidate = namedtuple("Candidate", "level router cost share")
 
 
 class Proxies:
-    """Makes, bridges and measures proxies on a few unlabelled training images, and keeps those that pay.
+    """Bridges and measures the proxies on offer on a few unlabelled training images, and keeps those that pay.
 
-    `levels`: the proxies kept, dearest first. `calibration`: the samples used; their features come from the original.
+    `levels`: the proxies kept, dearest first. `calibration`: the samples used; their features come from the original. `proxy_set`:
+    where they come from, None for proxies made here.
     """
 
     def __init__(self, part):
         self.part, self.work, self.settings = part, part.work, part.config.proxies
         self._kept, self._notes = [], []
-        self._costs = CostModel(self.work.network)
+        self._offers, self.proxy_set = offers(part.config, self.work.network, self.work.fingerprint)
         self.calibration = part.calibration
         self.calibration_cache = None
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
         decided = self.work.decisions.values.get("proxies")
-        router = part.config.router
-        can_serve = router.kind.startswith("level:") or is_bounded(len(self.calibration), router.delta)
-        for spec in sorted({parse_spec(text) for text in self.settings.levels if can_serve}, key=self._faithful_first):
-            if (str(spec) in decided["levels"]) if decided else self._is_promising(spec):
-                self._consider(spec, is_kept=bool(decided) or self.settings.use == "all")
+        for offer in self._eligible():
+            if (offer.name in decided["levels"]) if decided else self._is_promising(offer):
+                self._consider(offer, is_kept=bool(decided) or self._takes_all)
         decided = self.work.decisions.decide("proxies", lambda: {
             "levels": [level.name for level in self.levels], "reason": "; ".join(self._notes),
             "predicted_frozen_seconds": round(self._calibration_seconds() + self._seconds(self._kept), 3)})
@@ -54,13 +55,34 @@ class Proxies:
     def levels(self):
         return [candidate.level for candidate in self._kept]
 
+    @property
+    def _takes_all(self):
+        """Whether levels are kept whether they pay or not: those that the configuration names, and all that a policy chooses among."""
+        return self.settings.use == "all" or self.part.config.router.kind == "policy" or self.part.config.router.kind.startswith("level:")
+
+    def _eligible(self):
+        """The offers that the router could use."""
+        kind, delta = self.part.config.router.kind, self.part.config.router.delta
+        if kind.startswith("level:"):
+            number = min(int(kind[len("level:"):]), len(self._offers))
+            return self._offers[number - 1:number] if number else []
+        return self._offers if kind == "policy" or is_bounded(len(self.calibration), delta) else []
+
+    def policy(self):
+        """(PolicyRouter, level of `levels` for each of its outputs): one that is not there gives way to the next more faithful one."""
+        if self.proxy_set is None or self.proxy_set.policy is None:
+            where = "proxies that are made on the device have" if self.proxy_set is None else f"proxies.set={self.settings.set}: has"
+            raise UserError(f"router.kind=policy: {where} no policy; give a set that was forged with one, or router.kind=residual")
+        names, numbers = [level.name for level in self.levels], [0]
+        for proxy in self.proxy_set.proxies:
+            numbers.append(names.index(proxy.name) + 1 if proxy.name in names else numbers[-1])
+        return PolicyRouter(self.proxy_set.policy, len(numbers)), np.array(numbers)
+
     def accepted(self, number, caches, indices):
         """The samples of `indices` that level `number` may serve; `caches` has their features: {level: cache}, this and cheaper ones."""
         kind = self.part.config.router.kind
         if not indices:
             return []
-        if kind.startswith("level:"):
-            return list(indices) if number == min(int(kind[len("level:"):]), len(self._kept)) else []
         if kind == "random":
             return self._by_lot(number, caches, indices)
         return self._within_tolerance(number, caches, indices)
@@ -82,68 +104,59 @@ class Proxies:
         chosen = random.permutation(len(indices))[:int(round(share * len(indices)))]
         return sorted(np.asarray(indices)[chosen].tolist())
 
-    def _faithful_first(self, spec):
-        return -spec.resolution, spec.dropped, spec.precision != "int8"
-
-    def _cost(self, spec):
-        """Expected ms of one forward, before it is measured."""
-        return self._costs.share(spec) * self._milliseconds
-
-    def _is_promising(self, spec):
+    def _is_promising(self, offer):
         """Whether a level is worth making: predicted from its cost, and from half of the samples that the best level so far serves."""
-        if self.settings.use == "all":
+        if self._takes_all:
             return True
+        cost = offer.share * self._milliseconds
         share = 0.5 * max(candidate.share for candidate in self._kept) if self._kept else 1.0
-        saved = self._seconds(self._kept) - self._seconds(self._kept + [Candidate(None, None, self._cost(spec), share)])
-        price = BUILD_SECONDS + len(self.calibration) * self._cost(spec) / 1000
+        saved = self._seconds(self._kept) - self._seconds(self._kept + [Candidate(None, None, cost, share)])
+        price = BUILD_SECONDS + len(self.calibration) * cost / 1000
         if saved <= price:
-            self._notes.append(f"{spec} not made: predicted to save {saved:.2f} s for {price:.2f} s")
+            self._notes.append(f"{offer.name} not made: predicted to save {saved:.2f} s for {price:.2f} s")
         return saved > price
 
-    def _consider(self, spec, is_kept):
+    def _consider(self, offer, is_kept):
         self.work.interrupt.check()
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
         with ThreadPoolExecutor(1) as aside:
-            building = aside.submit(self._segment, spec, self.work.network) if spec.precision == "int8" and not spec.dropped else None
+            is_ready = offer.precision == "int8" and not offer.needs_images
+            building = aside.submit(self._segment, offer, offer.make()) if is_ready else None
             original = self._original_features()
         if len(original) < 2:
-            self._notes.append(f"{spec} left out: fewer than two calibration images can be read")
+            self._notes.append(f"{offer.name} left out: fewer than two calibration images can be read")
             return
         try:
             with self.work.clock.phase("proxies"):
-                segment = building.result() if building else self._segment(spec, self._proxy(spec))
-                level, router, residuals, share, cost = self._bridged(spec, segment, original)
+                segment = building.result() if building else self._segment(offer, self._proxy(offer))
+                level, router, residuals, share, cost = self._bridged(offer, segment, original)
         except backends.Unsupported as reason:
-            self._notes.append(f"{spec} left out: {reason}")
+            self._notes.append(f"{offer.name} left out: {reason}")
             return
         candidate = Candidate(level, router, cost, share)
         saved = self._seconds(self._kept) - self._seconds(self._kept + [candidate])
         if is_kept or saved > 0:
             self._kept = _dearest_first(self._kept + [candidate])
-        self._notes.append(f"{spec} {'kept' if is_kept or saved > 0 else 'dropped'}: median residual {np.median(residuals):.3f}, "
+        self._notes.append(f"{offer.name} {'kept' if is_kept or saved > 0 else 'dropped'}: median residual {np.median(residuals):.3f}, "
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
 
-    def _proxy(self, spec):
-        """The network of a level; lower resolution and int8 leave it as it is."""
-        network, sizes = self.work.network, [self.part.native, spec.resolution]
-        if not spec.dropped:
-            return network
-        images, proxy_images = [tensor.to(self.work.device) for tensor in
-                                next(self.part.loader(sizes).batches([self._readable], self.work.view_seed(0)))[1]]
-        proxy = make_proxy(network, spec, images)
-        match_batch_norm(network, proxy, images, proxy_images)
-        return proxy
+    def _proxy(self, offer):
+        if not offer.needs_images:
+            return offer.make()
+        loader = self.part.loader([self.part.native, offer.resolution])
+        images = next(loader.batches([self._readable], self.work.view_seed(0)))[1]
+        return offer.make(*[tensor.to(self.work.device) for tensor in images])
 
-    def _segment(self, spec, network):
-        return self.part.segment(network, spec.resolution, spec.precision)
+    def _segment(self, offer, network):
+        return self.part.segment(network, offer.resolution, offer.precision)
 
-    def _bridged(self, spec, segment, original):
+    def _bridged(self, offer, segment, original):
         """(Level, ResidualRouter, residuals of the calibration images, share of them that the level may serve, ms per image).
 
         original: features of the calibration images, [N, D].
         """
         part, view_seed = self.part, self.work.view_seed(0)
-        loader = part.loader(spec.resolution)
+        loader = part.loader(offer.resolution)
         pieces, milliseconds = [], []
         chunks = [self._readable[start:start + part.batch_size] for start in range(0, len(self._readable), part.batch_size)]
         for _, images in loader.batches(chunks, view_seed):
@@ -151,15 +164,17 @@ class Proxies:
             pieces.append(segment(images).cpu().numpy())
             milliseconds.append(1000 * (time.perf_counter() - start) / len(images))
         features = np.concatenate(pieces)
+        features = features if offer.bridge is None else offer.bridge(features)
         bridge, residuals = fit_bridge_map(features, original)
-        cost = self._remembered(spec, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
+        cost = self._remembered(offer, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
         predictor, predicted = fit_residual_predictor(bridge(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
-        return Level(str(spec), loader, segment, bridge), router, residuals, float((router.levels(predicted) > 0).mean()), cost
+        whole = bridge if offer.bridge is None else Chain(offer.bridge, bridge)
+        return Level(offer.name, loader, segment, whole), router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
-    def _remembered(self, spec, milliseconds):
+    def _remembered(self, offer, milliseconds):
         """The level's cost as this device measured it first, so that another run decides alike."""
-        key = {"level": str(spec), "network": self.work.fingerprint, "batch_size": self.part.batch_size,
+        key = {"level": offer.name, "network": self.work.fingerprint, "batch_size": self.part.batch_size,
                "backend": self.work.decisions.values["backend"]["backend"], "device": describe_device(self.work.device),
                "versions": [package_version(name) for name in ("torch", "openvino")]}
         recalled = device_profile.recall(key)
@@ -186,6 +201,18 @@ class Proxies:
         """Of the frozen forwards that the calibration took."""
         forwards = self._milliseconds + sum(candidate.cost for candidate in self._kept) if self._kept else 0.0
         return len(self.calibration) * forwards / 1000
+
+
+class Chain:
+    """One bridge map after the other: that of a set, then what these images show it to lack."""
+
+    def __init__(self, *maps):
+        self._maps = maps
+
+    def __call__(self, features):
+        for each in self._maps:
+            features = each(features)
+        return features
 
 
 def _dearest_first(candidates):

@@ -5,7 +5,7 @@ from collections import namedtuple
 # fixed: what the name stands for, refused when a configuration says otherwise; defaults: what it may change
 Method = namedtuple("Method", "text fixed defaults")
 
-_PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "router.kind": "none", "gate.kind": "none"}
+_PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "proxies.set": None, "router.kind": "none", "gate.kind": "none"}
 
 METHODS = {
     "FTAll": Method("full fine-tuning as published: every layer, every image through the whole network",

@@ -21,6 +21,7 @@ from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
+POLICY_BATCH = 32  # images that a policy looks at together
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
@@ -42,10 +43,8 @@ class FrozenPart:
         is_free = self.is_cached and self.config.backend.name == "auto"  # the batch of a published baseline is the configured one
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
-        self.uses_proxies = bool(self.config.proxies.levels) and self.config.router.kind != "none"
-        if self.uses_proxies and self.config.router.kind == "policy":
-            raise UserError("router.kind=policy: proxies that are made on the device have no policy; give a proxy set that has one, or "
-                            "router.kind=residual")
+        has_proxies = bool(self.config.proxies.levels) or self.config.proxies.set is not None
+        self.uses_proxies = has_proxies and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
         self.original = Level("original", self.loader(self.native), self._choose_backend())
 
@@ -55,7 +54,7 @@ class FrozenPart:
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
         if proxies and proxies.levels:
-            routing, caches = self._cascade(levels, proxies)
+            routing, caches = self._routed(levels, proxies)
         elif self.is_cached:
             routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, "original", everyone), everyone)]
         else:
@@ -127,6 +126,26 @@ class FrozenPart:
         expected = self.count * (1 if self.is_cached else self.config.epochs)
         return backends.probe(self.work.network, images, self.batch_size, self.config.backend.tolerance, expected,
                               fingerprint=self.work.fingerprint)
+
+    def _routed(self, levels, proxies):
+        """The level of every sample [samples], and a list of (cache, samples that it serves)."""
+        kind = self.config.router.kind
+        if kind != "policy" and not kind.startswith("level:"):
+            return self._cascade(levels, proxies)
+        with self.work.clock.phase("proxies"):
+            routing = self._by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
+        if not self.is_cached:
+            return routing, []
+        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
+        return routing, [(self.filled(level, level.name, indices), indices) for level, indices in served if indices]
+
+    def _by_policy(self, policy, numbers):
+        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
+        routing = np.zeros(self.count, dtype=np.int64)
+        for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
+            if indices:
+                routing[indices] = numbers[policy(images)]
+        return routing
 
     def _cascade(self, levels, proxies):
         """Route every sample to the cheapest level whose residual is bounded by the tolerance: (routing, caches).

@@ -63,7 +63,8 @@ class Build:
         self.drops = self._blocks_to_drop()
         chosen = self._choose(self._try_all())
         trials = [self._trial(candidate) for candidate in progress_bar(chosen, desc="bridge maps", unit="level")]
-        proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, progress_bar(trials, desc="alignment", unit="level"))]
+        bar = progress_bar(trials, desc="alignment", unit="level")
+        proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
         policy, facts = self._policy(trials) if settings.policy else (None, None)
         order = nested_order(self.structure, self.levels) if self.widths else {}
         write_proxy_set(self.out, self.original, proxies, self._facts(facts), policy, self._predictor(trials),
@@ -72,7 +73,8 @@ class Build:
         return self.out
 
     def _open_work(self):
-        settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("overwrite", "profile_seconds")}
+        settings = {name: value for name, value in dataclasses.asdict(self.settings).items()
+                    if name not in ("overwrite", "profile_seconds")}
         key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
         found = read_json(self.work / "key.json")
         if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
@@ -133,7 +135,8 @@ class Build:
         blocks = tuple(self.drops[:candidate.dropped])
         if (candidate.width, blocks) not in self.networks:
             whole = self.original if candidate.width == 1 else self.networks[candidate.width, ()]
-            self.networks[candidate.width, blocks] = recover(whole, list(blocks), self._some_images(DROPPING_IMAGES)).network if blocks else whole
+            images = self._some_images(DROPPING_IMAGES) if blocks else None
+            self.networks[candidate.width, blocks] = recover(whole, list(blocks), images).network if blocks else whole
         return self.networks[candidate.width, blocks]
 
     def _trial(self, candidate):
@@ -143,9 +146,9 @@ class Build:
     def _try_all(self):
         """[(candidate, milliseconds, iqr, repeats, error)] of every candidate that runs."""
         settings, path = self.settings, self.work / "trials.json"
-        resolutions = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
+        sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
         found, results = read_json(path) or {}, []
-        every = candidates(self.native, [1.0] + list(self.widths), [self.native] + resolutions, settings.precisions, range(len(self.drops) + 1))
+        every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):
             if candidate.name not in found:
                 trial = self._trial(candidate)
@@ -185,8 +188,9 @@ class Build:
         images = torch.cat(list(self.images.batches(self.images.fitted, policy.description["input_size"][-1])))
         features = torch.from_numpy(np.stack([original.features] + [trial.features for trial in trials], 1)).float()
         scores = [trial.milliseconds / original.milliseconds for trial in trials]
-        facts = train_policy(policy, images, features, torch.tensor([1.0] + scores), PolicySettings(epochs=settings.policy_epochs, seed=settings.seed),
-                             folder=self.work / "policy", interrupt=self.interrupt)
+        facts = train_policy(policy, images, features, torch.tensor([1.0] + scores),
+                             PolicySettings(epochs=settings.policy_epochs, seed=settings.seed), folder=self.work / "policy",
+                             interrupt=self.interrupt)
         return policy, facts
 
     def _predictor(self, trials):
