@@ -84,16 +84,9 @@ def data(arguments):
 
 
 def forge(arguments):
-    if not arguments.show:
-        raise UserError(f"forge {arguments.network}: give --show; to show a network's structure is all that forge does so far")
-    if arguments.size is not None and arguments.size < 1:
-        raise UserError(f"--size {arguments.size}: pixels of a square image, at least 1")
-    if sys.version_info < (3, 10):
-        raise UserError(f"forge: works on a workstation with Python 3.10 or newer (this is {sys.version.split()[0]})")
-    from piebridge.forge.show import render
-    from piebridge.forge.structure import structure_of
+    from piebridge.forge_verb import run
 
-    print(render(structure_of(arguments.network, arguments.size)))
+    print(run(arguments))
 
 
 def configs(arguments):
@@ -128,7 +121,7 @@ VERBS = {
     "table": (table, "compare finished runs: accuracy, seconds, ratios, memory"),
     "plot": (plot, "draw accuracy against training seconds"),
     "data": (data, "list, fetch or build data sets"),
-    "forge": (forge, "show a network's blocks, and what pruning may cut inside them; makes no proxies yet"),
+    "forge": (forge, "make a proxy set from a network and unlabelled images; show or profile one"),
     "configs": (configs, "list runs, show a run's configuration, explain the keys"),
     "doctor": (doctor, "say what this machine has, and what is missing"),
 }
@@ -186,9 +179,13 @@ def _add_words(parsers):
     words("plot", "RES_DIR output=FILE", "where to look for runs (default res), where to write the PNG")
     parsers["data"].add_argument("name", nargs="?", metavar="NAME", help="the data set; without it, all are listed")
     words("data", "key=value", "source=DIR|FILE to build from, output=DIR to build into")
-    parsers["forge"].add_argument("network", metavar="NETWORK", help="a known network, or a network file")
-    parsers["forge"].add_argument("--show", action="store_true", help="print the structure (the only action so far)")
-    parsers["forge"].add_argument("--size", type=int, metavar="PIXELS", help="of the images (default: the network's own)")
+    parsers["forge"].add_argument("network", metavar="NETWORK|SET", help="a known network or a network file; or a proxy set")
+    parsers["forge"].add_argument("--images", metavar="DIR", help="unlabelled images, searched through with its sub-folders")
+    parsers["forge"].add_argument("--out", metavar="SET", help="folder of the new set, such as proxynetworks/NAME")
+    parsers["forge"].add_argument("--show", action="store_true", help="print the structure of a network, or what a set holds")
+    parsers["forge"].add_argument("--profile", action="store_true", help="measure a set on this device, into its manifest")
+    parsers["forge"].add_argument("--size", type=int, metavar="PIXELS", help="with --show: of the images (default: the network's own)")
+    words("forge", "key=value", "change a setting, see below")
     parsers["configs"].add_argument("action", nargs="?", default="ls", choices=("ls", "show", "keys"), metavar="ls|show|keys")
     parsers["configs"].add_argument("run", nargs="?", metavar="RUN", help="for show: the run")
     words("configs", "key=value", "for show: change a key first")

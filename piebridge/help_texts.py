@@ -48,13 +48,18 @@ examples:
 """,
     "forge": """
 examples:
-  piebridge forge resnet50 --show
-  piebridge forge mobilenet_v3_large --show --size 160
-  piebridge forge res/photos/tuned.safetensors --show
+  piebridge forge efficientnet_lite0 --images photos --out proxynetworks/lite0
+  piebridge forge efficientnet_lite0 --images photos --out proxynetworks/lite0 levels=6 least=0.3 align=blocks
+  piebridge forge --profile proxynetworks/lite0          measure it on this device
+  piebridge forge --show proxynetworks/lite0             what is in the set
+  piebridge forge --show resnet50                        blocks, what pruning may cut inside them, costs, taps
+  piebridge train efficientnet_lite0/Clipart10/ours proxies.set=proxynetworks/lite0
 
-Prints each frozen block: its kind, the shapes of its input and output (channels x height x width, or width x tokens), the widths
-inside it that pruning may cut, its multiply-accumulates and parameters, and its tap: the node where a proxy is compared with the
-original. That is all that this verb does so far; it makes no proxies yet. A network known by name needs no weights for it.
+Proxies are pruned inside the blocks, see smaller images, drop blocks, compute in int8, and are aligned with the original's features;
+the set keeps those that no other one beats in both time and alignment. Images need no labels. Interrupted, it goes on where it was.
+Settings: levels (10), least (0.2: time of the cheapest over the original's), images (512), held_out (128), widths (4), narrowest (0.4),
+multiple (8), resolutions (such as 192,160), precisions (float,int8), drops (2), align (none | statistics | closed | blocks), policy (true),
+policy_epochs, tolerance, delta, profile_seconds (60), batch_size, workers, seed, overwrite.
 """,
     "configs": """
 examples:

@@ -12,10 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
+from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.core.files import read_json, sha256_of_json, write_json
+from piebridge.core.interrupt import interruptible
+from piebridge.core.network import GraphNetwork
 from piebridge.core.network_file import load_network_file, save_network
+from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
 from piebridge.core.router import fit_residual_predictor, relative_residuals
@@ -40,6 +45,21 @@ DROPPING_IMAGES = 64
 TAP_IMAGES = 64  # of the held-out ones, for the alignment at every tap
 RESOLUTION_SHARES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)
 WIDTH_FILE = "width_{:02d}.safetensors"
+
+
+def forge(original, images, out, settings):
+    """Make a proxy set of `original` in the folder `out`; returns the folder.
+
+    original: a name, a network file, a GraphNetwork, or a classifier as a torch.nn.Module (captured at 224 x 224 pixels, values normalised
+    with mean and deviation 0.5; capture it yourself with core.capture for others). images: a folder of unlabelled images. settings:
+    ForgeSettings. UserError for bad input; Cancelled when it is interrupted, and the next call goes on from there.
+    """
+    if isinstance(original, nn.Module) and not isinstance(original, GraphNetwork):
+        original = capture(original, type(original).__name__, [3, 224, 224], [0.5] * 3, [0.5] * 3)
+    elif not isinstance(original, GraphNetwork):
+        original = load_network(str(original))
+    with interruptible() as interrupt:
+        return Build(original, images, out, settings, interrupt).run()
 
 
 class Build:
