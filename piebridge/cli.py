@@ -42,6 +42,8 @@ def predict(arguments):
         raise UserError(f"predict {arguments.run}: name at least one image or folder of images")
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top}: a number of classes, at least 1")
+    if hasattr(sys.stdout, "reconfigure"):  # since Python 3.7; a file's name may be no text at all, and goes out as it is
+        sys.stdout.reconfigure(errors="surrogateescape")
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["path", "class", "probability"])
     for row in classify(find_run_folder(arguments.run), arguments.words, arguments.top):

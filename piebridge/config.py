@@ -10,7 +10,10 @@ from piebridge.config_values import check_value, from_text, split_words
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS
 
-__all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml"]
+__all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml", "training_keys"]
+
+# what may change between a checkpoint and its continuation: nothing that changes the weights
+FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
 
 
 def load_config(path, overrides=()):
@@ -54,6 +57,11 @@ def build_config(values, overrides, source="configuration", origin="command line
     if problems:
         raise UserError("\n".join(problems))
     return config
+
+
+def training_keys(values):
+    """{dotted key: value} of a configuration as nested dicts, without the keys that change neither weights nor results."""
+    return {key: value for key, value in _flat(values) if key not in FREE_KEYS}
 
 
 def _against_method(method, given, place):

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from piebridge.config import load_config, training_keys
 from piebridge.core.errors import UserError
-from piebridge.core.files import expand_user
+from piebridge.core.files import expand_user, read_json
 from piebridge.core.names import closest
 
 CONFIG_NAME = "config.yaml"
@@ -41,6 +42,19 @@ def find_run_folder(run):
         if (folder / CONFIG_NAME).is_file():
             raise UserError(f"{run}: has not been run yet (no run.json in {folder}); run: piebridge train {run}")
     raise UserError(_not_found(run, "no such run folder (a run folder holds a run.json)"))
+
+
+def state_of(folder, run, words=()):
+    """"finished" where `folder` holds a finished run of this configuration, else "to do"; UserError where it holds that of another."""
+    record = read_json(Path(folder) / "run.json")
+    if not isinstance(record, dict) or record.get("status") != "success":
+        return "to do"
+    found, wanted = [training_keys(each) for each in (record.get("config") or {}, load_config(find_config(run), list(words)).as_dict())]
+    other = [f"{key} {found[key]} -> {wanted[key]}" for key in wanted if key in found and found[key] != wanted[key]]
+    if other:
+        raise UserError(f"{folder}: holds a finished run of another configuration ({'; '.join(other[:4])}); move it away, or replace it "
+                        f"with: piebridge train {run} {' '.join(words)} output={folder} overwrite=true")
+    return "finished"
 
 
 def list_configs():

@@ -11,18 +11,19 @@ import functools
 import logging
 import os
 import platform
+import time
 from pathlib import Path
 
 import torch
 
-from piebridge.config import load_config
+from piebridge.config import load_config, training_keys
 from piebridge.core.assembly import Workplace, build_parts, evaluation_batches
 from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.decisions import Decisions
-from piebridge.core.device import PeakMemory, describe_device, resolve_device, synchronizer
+from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
@@ -38,8 +39,6 @@ from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
 PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
-# what may change between a checkpoint and its continuation: nothing that changes the weights
-FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
 
 
 class RunResult:
@@ -54,17 +53,6 @@ class RunResult:
         if name not in record:
             raise AttributeError(f"a run has no '{name}'; it has {', '.join(record)}")
         return record[name]
-
-    def summary(self):
-        """What a person wants to know at the end, as lines."""
-        results = self.record["results"]
-        accuracy = results["test_accuracy"]
-        return [
-            f"test accuracy   {'n/a (no test images)' if accuracy is None else f'{100 * accuracy:.2f} %'}",
-            f"training        {results['train_seconds']:.1f} s (evaluation left out; {results['wall_seconds']:.1f} s with it)",
-            f"peak memory     {results['peak_mib']:.0f} MiB",
-            f"tuned network   {self.folder / 'tuned.safetensors'}",
-        ]
 
     def load_network(self):
         """The tuned original, from its file."""
@@ -99,6 +87,7 @@ def _configure(config_or_run, overrides):
 
 def _train_in(folder, config, interrupt):
     device = resolve_device(config.device)
+    make_repeatable(device)
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
     with clock.phase("setup"):
@@ -140,9 +129,10 @@ def _train_in(folder, config, interrupt):
             record["status"], record["error"] = "failed", one_line(error)
             raise _explained(error)  # noqa: B904 (the cause is in it; `from error` would make an error its own cause)
         finally:
-            record["plan"] = {name: decisions.values[name] for name in PLAN if name in decisions.values}
+            record["plan"] = _plan(decisions, clock)
             record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
             record["results"].update(_costs(clock, memory))
+            record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             folder.write_record(record)
         folder.drop_cache()
     return RunResult(record, folder.path)
@@ -198,7 +188,7 @@ def _open_folder(folder, config, record):
     if config.resume == "none" or not previous or previous.get("status") == "success":
         folder.clear()
         return None
-    old, new = [dict(_training_keys(each.get("config", {})), data=each.get("data_sha256"), network=each.get("network_sha256"))
+    old, new = [dict(training_keys(each.get("config", {})), data=each.get("data_sha256"), network=each.get("network_sha256"))
                 for each in (previous, record)]
     changed = [f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in sorted(set(old) | set(new))
                if old.get(key) != new.get(key)]
@@ -213,14 +203,6 @@ def _short(value):
     return text if len(text) <= 40 else text[:12] + "..."
 
 
-def _training_keys(config):
-    flat = {}
-    for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        flat.update({name: item for name, item in entries.items() if name not in FREE_KEYS})
-    return flat
-
-
 def _new_record(config, device, dataset, network, fingerprint):
     return {
         "status": "running", "method": config.method, "network": network.description["name"], "dataset": dataset.name,
@@ -231,6 +213,13 @@ def _new_record(config, device, dataset, network, fingerprint):
                     "phases": {}, "peak_mib": None, "trainable_parameters": None, "energy_j": None},
         "plan": None,
     }
+
+
+def _plan(decisions, clock):
+    """What was decided, and beside what was predicted of the frozen networks' time what it came to."""
+    plan = {name: decisions.values[name] for name in PLAN if name in decisions.values}
+    phases = clock.phases
+    return dict(plan, measured_frozen_seconds=round(phases.get("frozen", 0.0) + phases.get("decode", 0.0), 3))
 
 
 def _costs(clock, memory):
@@ -244,7 +233,8 @@ def _explained(error):
     if isinstance(error, (UserError, RunFailed)):
         return error
     if isinstance(error, OSError):
-        return RunFailed(f"{error.filename or 'the disk'}: {error.strerror or error}; the last checkpoint is whole")
+        return RunFailed(f"{error.filename or 'the disk'}: {error.strerror or error}; the last checkpoint is whole, and once "
+                         "that is mended the same command goes on from it")
     is_memory = isinstance(error, RuntimeError) and ("out of memory" in str(error) or "can't allocate memory" in str(error))
     if is_memory or isinstance(error, MemoryError):
         return RunFailed("out of memory: start anew with a smaller loader.batch_size (and resume=none), or close other programs")

@@ -27,14 +27,23 @@ choose_device() {
   fi
 }
 
-is_finished() { grep -qs '"status": "success"' "$1/run.json"; }
+# state_of FOLDER RUN [key=value ...]: prints "finished" or "to do"; a finished run of another configuration is an error.
+state_of() {
+  local code='import sys; from piebridge.console import exit_status; from piebridge.run_paths import state_of
+sys.exit(exit_status(lambda: print(state_of(sys.argv[1], sys.argv[2], sys.argv[3:]))))'
+  "$python" -c "$code" "$@"
+}
 
 # train FOLDER RUN [key=value ...]: one run into FOLDER, unless it is finished. A run that fails is remembered and does not
 # stop the others; Ctrl-C does, and the same command goes on from there.
 train() {
-  local folder="$1" run="$2" status=0
+  local folder="$1" run="$2" status=0 state
   shift 2
-  if is_finished "$folder"; then
+  if ! state="$(state_of "$folder" "$run" "$@")"; then
+    failed+=("$folder")
+    return
+  fi
+  if [ "$state" = finished ]; then
     say "done already: $folder"
     return
   fi

@@ -73,7 +73,6 @@ class Validation:
     def prepare(self):
         if self._frozen is not None:
             for images, labels in self._images():
-                self._work.interrupt.check()
                 self._features.append((self._frozen.original.segment(images).to(self._work.device), labels))
 
     def __call__(self, trainable):
@@ -92,6 +91,7 @@ def evaluation_batches(work, description, samples):
     bar = progress_bar(total=len(samples), desc="evaluating", unit="image")
     with bar, contextlib.closing(loader.batches(in_batches(len(samples), settings.eval_batch_size))) as batches:
         for indices, images in batches:
+            work.interrupt.check()
             if indices:
                 yield images.to(work.device), labels[indices]
             bar.update(len(indices))

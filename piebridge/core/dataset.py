@@ -9,7 +9,7 @@ from pathlib import Path
 
 from piebridge.core.data_catalogue import locate_dataset
 from piebridge.core.errors import UserError
-from piebridge.core.files import sha256_of_file, sha256_of_json
+from piebridge.core.files import sha256_of_json
 from piebridge.core.images import MAX_MEGAPIXELS, BadImage, check_image, silence_pillow
 from piebridge.core.layouts import Sample, read_layout
 from piebridge.core.progress_bar import progress_bar
@@ -63,10 +63,6 @@ class Dataset:
         """Path below the set's folder, with forward slashes, printable on every system."""
         relative = os.path.relpath(sample.path, self.folder)
         return portable_key(relative).decode("utf-8", "backslashreplace")
-
-    def content_hash(self, sample):
-        """sha256 of the file."""
-        return sha256_of_file(sample.path)
 
     def without(self, samples):
         """A Dataset that lacks these samples. Raises UserError when a class loses its last training image."""
@@ -150,7 +146,7 @@ def _split(layout, folder, splits):
                    "test_fraction": wanted.get("test")}
 
 
-def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_MEGAPIXELS, is_full_decode=False):
+def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_MEGAPIXELS):
     """Check every file before anything is computed; returns the Dataset without the unreadable ones, listed in `.bad_files`.
 
     Each is logged with its path and reason. Mostly the header and the file's end are read (`images.check_image`).
@@ -160,7 +156,7 @@ def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_
     """
     silence_pillow()
     samples = [sample for kept in dataset.parts.values() for sample in kept]
-    bad = [(sample, reason) for sample, reason in _reasons(samples, workers, max_megapixels, is_full_decode) if reason]
+    bad = [(sample, reason) for sample, reason in _reasons(samples, workers, max_megapixels) if reason]
     if not bad:
         return dataset
     for sample, reason in bad[:max_bad_files + 1]:
@@ -175,11 +171,11 @@ def verify_images(dataset, max_bad_files=10, workers="auto", max_megapixels=MAX_
     return remaining
 
 
-def _reasons(samples, workers, max_megapixels, is_full_decode):
+def _reasons(samples, workers, max_megapixels):
     """[(sample, None or why it is unreadable)], in order."""
     def check(sample):
         try:
-            check_image(sample.path, max_megapixels, is_full_decode)
+            check_image(sample.path, max_megapixels)
             return sample, None
         except BadImage as error:
             return sample, error.reason

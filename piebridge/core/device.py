@@ -29,6 +29,12 @@ def resolve_device(name):
     return device
 
 
+def make_repeatable(device):
+    """Have a GPU's convolutions compute the same each time; on the CPU they do."""
+    if device.type == "cuda":
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
 def synchronizer(device):
     """A function that waits for `device`: a GPU works on after the call that started it has returned."""
     if device.type == "cuda":

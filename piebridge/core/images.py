@@ -61,11 +61,11 @@ def load_image(path, max_megapixels=MAX_MEGAPIXELS, minimum_side=None):
         raise BadImage(path, _reason(path, error)) from error
 
 
-def check_image(path, max_megapixels=MAX_MEGAPIXELS, is_full_decode=False):
+def check_image(path, max_megapixels=MAX_MEGAPIXELS):
     """Raise BadImage if the file is unreadable, too large or cut short, mostly without decoding it.
 
     The header is read, and the end of a JPEG or PNG file is looked for its end mark. Only a file without one, or of another
-    format, is decoded. A file damaged in the middle passes unless `is_full_decode`.
+    format, is decoded. A file damaged in the middle passes.
     """
     try:
         with _open(path, max_megapixels) as image:
@@ -74,7 +74,7 @@ def check_image(path, max_megapixels=MAX_MEGAPIXELS, is_full_decode=False):
         raise
     except Exception as error:
         raise BadImage(path, _reason(path, error)) from error
-    if is_full_decode or not has_end:
+    if not has_end:
         load_image(path, max_megapixels)
 
 

@@ -1,10 +1,13 @@
 """Ctrl-C and SIGTERM end a run between two steps, never inside one."""
 
 import contextlib
+import logging
 import signal
 import threading
 
 from piebridge.core.errors import Cancelled
+
+LOG = logging.getLogger(__name__)
 
 
 class Interrupt:
@@ -21,6 +24,7 @@ class Interrupt:
         if self.signal_name:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
+        LOG.warning("%s: saving and stopping after this step; once more stops at once", self.signal_name)
 
 
 @contextlib.contextmanager

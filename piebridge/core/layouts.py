@@ -67,7 +67,7 @@ def _samples_of(folder, classes):
         raise UserError(f"{folder / unknown[0]}: a class that train/ does not have; add images of it there or remove the folder")
     samples, ignored = [], Counter()
     for label, name in enumerate(classes):
-        paths = _images_below(folder / name, ignored) if (folder / name).is_dir() else []
+        paths = images_below(folder / name, ignored) if (folder / name).is_dir() else []
         samples.extend(Sample(path, label) for path in paths)
     if ignored:
         kinds = ", ".join(f"{count} {suffix or 'without extension'}" for suffix, count in sorted(ignored.items()))
@@ -75,7 +75,7 @@ def _samples_of(folder, classes):
     return samples
 
 
-def _images_below(folder, ignored):
+def images_below(folder, ignored):
     """Paths of the files with an image's extension below `folder`, sorted. Follows links, each folder once.
 
     `ignored` counts the other files by extension.

@@ -94,7 +94,7 @@ def _train_batch(parts, progress, indices, inputs, share_done):
     if not math.isfinite(loss_sum):
         names = ", ".join(parts.describe_sample(index) for index in indices[:8])
         raise RunFailed(f"the loss is not a finite number after {progress.batch} batches of epoch {progress.epoch + 1} on: {names}; "
-                        "lower optimizer.lr, or look at these images")
+                        "lower optimizer.lr and add resume=none, or look at these images")
     parts.router.update(indices, is_selected)
     progress.loss_sum += loss_sum
     progress.seen += len(indices)
@@ -110,7 +110,7 @@ def _end_epoch(parts, progress, best, clock, epoch):
         best.update({name: tensor.detach().clone() for name, tensor in parts.step.trainable.state_dict().items()})
     seen = max(1, progress.seen)
     row = {
-        "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, (epoch + 1) / parts.epochs):.6g}",
+        "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, epoch / parts.epochs):.6g}",
         "train_loss": round(progress.loss_sum / seen, 6), "selected_share": round(progress.selected / seen, 4),
         "mean_level": round(float(parts.router.levels.mean()), 4),
         "val_accuracy": None if accuracy is None else round(accuracy, 6), "val_loss": None if loss is None else round(loss, 6),
@@ -151,7 +151,7 @@ class Saver:
             tensors.update({f"best/{name}": tensor for name, tensor in self._best.items()})
             tensors["random/torch"] = torch.get_rng_state()
             if torch.cuda.is_initialized():
-                tensors["random/cuda"] = torch.cuda.get_rng_state()
+                tensors["random/cuda"] = torch.cuda.get_rng_state(self._parts.labels.device)
             facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "gate": self._parts.gate.state(),
                      "router": self._parts.router.state(), "clock": self._clock.state()}
             rows = list(progress.rows)
@@ -165,7 +165,7 @@ class Saver:
         step.optimizer.restore(_below("optimizer/", tensors))
         torch.set_rng_state(tensors["random/torch"])
         if "random/cuda" in tensors and torch.cuda.is_initialized():
-            torch.cuda.set_rng_state(tensors["random/cuda"])
+            torch.cuda.set_rng_state(tensors["random/cuda"], self._parts.labels.device)
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])
         vars(self._progress).update(facts["progress"])

@@ -107,6 +107,7 @@ def _captured(name, known):
 
 def _with_tensors(name, known, tensors, path, is_by_order=False):
     description = read_description(name)
+    is_by_order = is_by_order or known.weights.is_by_order and not set(tensors) & set(expected_shapes(description))  # the package's file
     if not is_by_order:
         if known.averaged_heads and known.averaged_heads[1] + ".weight" in tensors:
             tensors = capture.join_head_tensors(tensors, known.averaged_heads)

@@ -5,7 +5,7 @@ from torch import nn
 
 
 def build_trainable(network, kind):
-    """(trainable module, does it take images?) for a PET kind; `network` has a fresh head already.
+    """The trainable module for a PET kind; `network` has a fresh head already.
 
     `head`: the final linear layer, fed with features [N, D] at its tap. `all`: the whole network, fed with images (FTAll).
     """

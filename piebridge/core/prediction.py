@@ -2,13 +2,14 @@
 
 import logging
 import os
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 import torch
 
 from piebridge.core.errors import UserError
 from piebridge.core.files import expand_user
-from piebridge.core.images import IMAGE_EXTENSIONS, BadImage, load_image
+from piebridge.core.images import IMAGE_EXTENSIONS, MAX_MEGAPIXELS, BadImage, load_image
+from piebridge.core.layouts import images_below
 from piebridge.core.network_file import load_network_file
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.run_folder import RunFolder
@@ -33,9 +34,9 @@ def predict(run, images, top=1):
     Raises:
         UserError: no tuned network, a path that is not there, a folder without images, or not one readable image.
     """
-    network = _tuned_network(run)
+    network, max_megapixels = _tuned_network(run)
     paths = find_images([images] if isinstance(images, (str, os.PathLike)) else images)
-    return _predict(network, paths, top)
+    return _predict(network, paths, top, max_megapixels)
 
 
 def find_images(paths):
@@ -44,7 +45,7 @@ def find_images(paths):
     for given in paths:
         path = expand_user(given)
         if path.is_dir():
-            below = sorted(str(each) for each in path.rglob("*") if each.suffix.lower() in IMAGE_EXTENSIONS and each.is_file())
+            below = images_below(path, Counter())
             if not below:
                 raise UserError(f"{path}: no image files in this folder ({' '.join(IMAGE_EXTENSIONS)})")
             found += below
@@ -56,21 +57,22 @@ def find_images(paths):
 
 
 def _tuned_network(run):
+    """(network, the run's loader.max_megapixels)."""
     folder = RunFolder(run)
+    loader = ((folder.record() or {}).get("config") or {}).get("loader") or {}
     if not folder.tuned_file.is_file():
         status = (folder.record() or {}).get("status", "unknown")
         raise UserError(f"{folder.path}: no tuned network here (status: {status}); finish the training first")
     network = load_network_file(folder.tuned_file)
-    network.eval()
-    return network
+    return network.eval(), loader.get("max_megapixels", MAX_MEGAPIXELS)
 
 
-def _predict(network, paths, top):
+def _predict(network, paths, top, max_megapixels):
     transform = Transform.for_network(network.description)
     classes = network.description["class_names"]
     bad = 0
     for start in progress_bar(range(0, len(paths), BATCH_SIZE), desc="classifying", unit="batch"):
-        readable, images = _load(paths[start:start + BATCH_SIZE], transform)
+        readable, images = _load(paths[start:start + BATCH_SIZE], transform, max_megapixels)
         bad += min(BATCH_SIZE, len(paths) - start) - len(readable)
         if not readable:
             continue
@@ -86,12 +88,12 @@ def _predict(network, paths, top):
         LOG.warning("%d of %d images could not be read and are left out", bad, len(paths))
 
 
-def _load(paths, transform):
+def _load(paths, transform, max_megapixels):
     """(paths that can be read, images [B, 3, S, S])."""
     readable, tensors = [], []
     for path in paths:
         try:
-            tensors.append(transform(load_image(path, minimum_side=transform.minimum_side)))
+            tensors.append(transform(load_image(path, max_megapixels, transform.minimum_side)))
             readable.append(path)
         except BadImage as error:
             LOG.warning("%s", error)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from piebridge.core.errors import UserError
 from piebridge.core.files import atomic_path
-from piebridge.report.results import by_method, by_setting, describe_setting
+from piebridge.report.results import by_method, by_setting, describe_method, describe_setting
 
 # Okabe and Ito's palette: told apart with every common kind of colour blindness. Markers repeat what the colour says.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -22,7 +22,8 @@ def draw(runs, output):
     figure_class, canvas_class = _matplotlib()
     panels = []
     for setting, members in by_setting(runs).items():
-        lines = [(_label(key, members), curve(group)) for key, group in by_method(members).items()]
+        methods = by_method(members)
+        lines = [(describe_method(key, list(methods)), curve(group)) for key, group in methods.items()]
         panels.append((setting, [(label, points) for label, points in lines if points]))
     panels = [(setting, lines) for setting, lines in panels if lines]
     if not panels:
@@ -121,12 +122,6 @@ def _styles(panels):
     """{label: (colour, marker)}: a method looks the same in every panel."""
     labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
     return {label: (COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]) for index, label in enumerate(sorted(labels))}
-
-
-def _label(key, members):
-    method, pet = key
-    kinds = {run.pet for run in members if run.method == method}
-    return f"{method} ({pet})" if len(kinds) > 1 else method
 
 
 def _percent(values):

@@ -7,6 +7,11 @@ from typing import Dict, List, Optional, Tuple
 
 from piebridge.core.errors import UserError
 
+# keys of a configuration that change neither what is learnt nor what it costs, or that a row averages over
+_FREE = ("seed", "output", "resume", "overwrite", "method", "network", "data", "epochs", "device", "pet.kind", "loader.workers",
+         "checkpoint.seconds", "trust_pickle")
+_CONDITIONS = ("loader.batch_size", "loader.augment", "splits.val_fraction", "splits.test_fraction", "splits.seed")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -19,6 +24,9 @@ class Run:
     dataset: str = "n/a"
     pet: str = "n/a"
     device: str = "n/a"
+    conditions: str = ""  # what else has to agree for a comparison, in words
+    config: Tuple = ()  # ((key, text), ...) of what a method may vary
+    ended: str = ""  # when, as the record says it
     epochs: Optional[int] = None
     seed: Optional[int] = None
     test_accuracy: Optional[float] = None
@@ -29,7 +37,7 @@ class Run:
     @property
     def setting(self) -> Tuple:
         """Runs are compared with each other only where these agree."""
-        return self.network, self.dataset, self.epochs, self.device
+        return self.network, self.dataset, self.epochs, self.device, self.conditions
 
 
 def collect(folder: Path) -> List[Run]:
@@ -56,6 +64,9 @@ def read_run(path: Path) -> Run:
             dataset=_text(record.get("dataset")),
             pet=_text(record.get("pet")),
             device=_text(record.get("device")),
+            conditions=_conditions(_flat(config), record.get("device")),
+            config=tuple(item for item in _flat(config).items() if item[0] not in _FREE + _CONDITIONS),
+            ended=str(record.get("ended") or ""),
             epochs=_number(config.get("epochs")),
             seed=_number(record.get("seed")),
             test_accuracy=_number(results.get("test_accuracy")),
@@ -68,12 +79,12 @@ def read_run(path: Path) -> Run:
 
 
 def finished(runs: List[Run]) -> List[Run]:
-    """The runs that count: those with status success, and of runs that differ in nothing but their folder, the newest one."""
+    """The runs that count: those with status success, and of runs that differ in nothing but their folder, the one that ended last."""
     newest: Dict[Tuple, Run] = {}
     for run in runs:
         if run.status == "success":
-            key = run.setting + (run.method, run.pet, run.seed)
-            if key not in newest or _written(run) >= _written(newest[key]):
+            key = run.setting + (run.method, run.pet, run.config, run.seed)
+            if key not in newest or _age(run) >= _age(newest[key]):
                 newest[key] = run
     return [run for run in runs if run in newest.values()]
 
@@ -90,29 +101,61 @@ def left_out(runs: List[Run]) -> List[str]:
 
 
 def by_setting(runs: List[Run]) -> Dict[Tuple, List[Run]]:
-    """Finished runs by (network, dataset, epochs, device), in order of first appearance."""
+    """Finished runs by (network, dataset, epochs, device, conditions), in order of first appearance."""
     groups: Dict[Tuple, List[Run]] = {}
     for run in finished(runs):
         groups.setdefault(run.setting, []).append(run)
     return groups
 
 
-def by_method(runs: List[Run]) -> Dict[Tuple[str, str], List[Run]]:
-    """Runs of one setting by (method, pet)."""
-    groups: Dict[Tuple[str, str], List[Run]] = {}
+def by_method(runs: List[Run]) -> Dict[Tuple[str, str, str], List[Run]]:
+    """Runs of one setting by (method, pet, variant): where a method was run with several configurations, what sets them apart."""
+    groups: Dict[Tuple[str, str, str], List[Run]] = {}
     for run in runs:
-        groups.setdefault((run.method, run.pet), []).append(run)
+        alike = [dict(other.config) for other in runs if (other.method, other.pet) == (run.method, run.pet)]
+        varied = [(key, text) for key, text in run.config if any(other.get(key, text) != text for other in alike)]
+        variant = ", ".join(f"{key}={text}" for key, text in varied)
+        groups.setdefault((run.method, run.pet, variant), []).append(run)
     return groups
 
 
 def describe_setting(setting: Tuple) -> str:
-    network, dataset, epochs, device = setting
+    network, dataset, epochs, device, conditions = setting
     length = "n/a epochs" if epochs is None else f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    return f"{network} on {dataset}, {length}, {device}"
+    return f"{network} on {dataset}, {length}, {device}" + (f", {conditions}" if conditions else "")
 
 
-def _written(run):
-    return (run.folder / "run.json").stat().st_mtime
+def describe_method(key, keys):
+    """The name of a row among others: a method, and in brackets what else tells it from another row of the method."""
+    method, pet, variant = key
+    kinds = {other[1] for other in keys if other[0] == method}
+    details = ([pet] if len(kinds) > 1 else []) + ([variant] if variant else [])
+    return f"{method} ({', '.join(details)})" if details else method
+
+
+def _age(run):
+    """Orders runs by their end; records that do not tell it come first, in the order of their files."""
+    return run.ended, (run.folder / "run.json").stat().st_mtime
+
+
+def _conditions(config, device):
+    """Batch size, augmentation, threads and unusual splits, as far as the record has them."""
+    parts = [f"batch {config['loader.batch_size']}"] if "loader.batch_size" in config else []
+    parts += [f"augment {config['loader.augment']}"] if config.get("loader.augment", "none") != "none" else []
+    threads = device.get("threads") if isinstance(device, dict) else None
+    parts += [f"{threads} threads"] if threads else []
+    usual = {"splits.val_fraction": "0.1", "splits.test_fraction": "0.2", "splits.seed": "0"}
+    parts += [f"{key}={config[key]}" for key in usual if config.get(key, usual[key]) != usual[key]]
+    return ", ".join(parts)
+
+
+def _flat(config):
+    """{dotted key: text} of a nested configuration."""
+    flat = {}
+    for key, value in config.items():
+        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+        flat.update({name: str(item) for name, item in entries.items()})
+    return flat
 
 
 def _text(value):

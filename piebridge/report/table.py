@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from piebridge.core.files import write_text
-from piebridge.report.results import by_method, by_setting, describe_setting, left_out
+from piebridge.report.results import by_method, by_setting, describe_method, describe_setting, left_out
 
-SPREAD_NOTE = ("Mean +- sample standard deviation over n seeds. Seconds leave out evaluation, and nothing else.\n"
+SPREAD_NOTE = ("Mean +- sample standard deviation over n seeds; memory: the most of them.\n"
+               "Seconds leave out evaluation, and the start of Python and torch (1 to 2 s, the same for all).\n"
                "Ratio: the baseline's seconds / this row's; above 1 is faster.")
 COLUMNS = ("method", "n", "test accuracy %", "train seconds", "ratio to PET", "ratio to FTAll", "peak MiB",
            "trainable parameters")
-CSV_COLUMNS = ("network", "dataset", "epochs", "device", "method", "pet", "n", "test_accuracy_mean", "test_accuracy_sd",
-               "train_seconds_mean", "train_seconds_sd", "ratio_to_pet", "ratio_to_ftall", "peak_mib", "trainable_parameters")
+CSV_COLUMNS = ("network", "dataset", "epochs", "device", "conditions", "method", "pet", "variant", "n", "test_accuracy_mean",
+               "test_accuracy_sd", "train_seconds_mean", "train_seconds_sd",
+               "ratio_to_pet", "ratio_to_ftall", "peak_mib", "trainable_parameters")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Row:
     setting: Tuple
     method: str
     pet: str
+    variant: str
     n: int
     test_accuracy: Tuple[Optional[float], Optional[float]]
     train_seconds: Tuple[Optional[float], Optional[float]]
@@ -75,32 +78,33 @@ def write_csv(rows: List[Row], path: object) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for row in rows:
-        values = row.setting + (row.method, row.pet, row.n) + row.test_accuracy + row.train_seconds + (
+        values = row.setting + (row.method, row.pet, row.variant, row.n) + row.test_accuracy + row.train_seconds + (
             row.ratio_to_pet, row.ratio_to_ftall, row.peak_mib, row.trainable_parameters)
         writer.writerow(["n/a" if value is None else f"{value:.6g}" if isinstance(value, float) else value for value in values])
     write_text(path, text.getvalue())
 
 
 def _row(setting, key, group, seconds):
-    method, pet = key
+    method, pet, variant = key
     own = _mean_and_spread([run.train_seconds for run in group])
     return Row(
         setting=setting,
         method=method,
         pet=pet,
+        variant=variant,
         n=len(group),
         test_accuracy=_mean_and_spread([run.test_accuracy for run in group]),
         train_seconds=own,
-        ratio_to_pet=_ratio(seconds.get(("PET", pet)) or _only(seconds, "PET"), own[0]),
+        ratio_to_pet=_ratio(_only(seconds, "PET", pet) or _only(seconds, "PET"), own[0]),
         ratio_to_ftall=_ratio(_only(seconds, "FTAll"), own[0]),
         peak_mib=_most([run.peak_mib for run in group]),
         trainable_parameters=_most([run.trainable_parameters for run in group]),
     )
 
 
-def _only(seconds, method):
-    """The seconds of `method` if it was run with one PET kind; which one to take is not ours to guess."""
-    found = [value for (name, _), value in seconds.items() if name == method]
+def _only(seconds, method, pet=None):
+    """The seconds of `method` (with a PET kind) if it was run in one way; which one to take is not ours to guess."""
+    found = [value for (name, kind, _), value in seconds.items() if name == method and pet in (None, kind)]
     return found[0] if len(found) == 1 else None
 
 
@@ -126,11 +130,10 @@ def _settings(rows):
 
 
 def _cells(row, members):
-    has_kinds = sum(other.method == row.method for other in members) > 1
     mean, spread = row.test_accuracy
     percent = (None if mean is None else 100 * mean, None if spread is None else 100 * spread)
     return (
-        f"{row.method} ({row.pet})" if has_kinds else row.method,
+        describe_method((row.method, row.pet, row.variant), [(other.method, other.pet, other.variant) for other in members]),
         str(row.n),
         _pair(percent, 1),
         _pair(row.train_seconds, 1),

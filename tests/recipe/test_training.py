@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,20 @@ def train(environment, method, images, output, *overrides, **options):
     arguments = command(f"efficientnet_lite0/Clipart10/{method}", f"data={images}", f"output={output}", "epochs=3", *overrides)
     return subprocess.run(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           universal_newlines=True, timeout=300, **options)
+
+
+def test_the_python_example_of_the_readme(environment, images, tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", (CHECKOUT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    shutil.copytree(str(images), str(tmp_path / "photos"))
+    shutil.copytree(str(images / "flags"), str(tmp_path / "new_photos"))
+    example += "print(result.status, result.results['test_accuracy'], result.load_network().head.out_features)\n"
+    done = subprocess.run([sys.executable, "-c", example], env=environment, cwd=str(tmp_path), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *predictions, last = done.stdout.splitlines()
+    assert len(predictions) == 20 and {line.split()[1] for line in predictions} <= {"arrows", "flags", "fruit", "mammals"}
+    status, accuracy, classes = last.split()
+    assert (status, classes) == ("success", "4") and 0.5 < float(accuracy) <= 1
 
 
 def record_of(folder):

@@ -1,4 +1,4 @@
-"""README keeps its word: a test runs every command, every file has its line, every link leads somewhere."""
+"""README keeps its word: every command is in a test that runs it, every file has its line, every link leads somewhere."""
 
 import ast
 import importlib
@@ -94,6 +94,16 @@ def test_the_python_example_uses_what_the_package_offers():
     compile(example, "README.md", "exec")
     for name in re.findall(r"piebridge\.(\w+)\(", example):
         assert name in piebridge.__all__ and callable(getattr(piebridge, name))
+
+
+def test_the_table_is_that_of_the_records():
+    """What README shows is what its command prints: whoever changes either has to change both."""
+    from piebridge.report.results import collect
+    from piebridge.report.table import build_rows, render_markdown
+
+    runs = collect(ROOT / "res" / "measured" / "x86_2_cores")
+    table = README.split("<!-- results", 1)[1].split("-->\n", 1)[1].split("\n<!-- end of results", 1)[0]
+    assert table.strip() == render_markdown(build_rows(runs), runs).strip()
 
 
 def test_links_and_paths_lead_somewhere():

@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 
 import pytest
 from PIL import Image
@@ -17,13 +16,14 @@ DEVICE = {"type": "cpu", "name": "Board CPU", "cores": 2, "threads": 2}
 
 
 def write_run(folder, method, seed=0, status="success", accuracy=0.9, seconds=100.0, pet="head", epochs=4, device=DEVICE,
-              dataset="Clipart10", peak_mib=900.5, parameters=12810):
+              dataset="Clipart10", peak_mib=900.5, parameters=12810, ended="2026-11-30T10:00:00Z", loader=(), optimizer=()):
     run = RunFolder(folder)
     results = {"test_accuracy": accuracy, "val_accuracy": 0.9, "train_seconds": seconds, "wall_seconds": None, "phases": {},
                "peak_mib": peak_mib, "trainable_parameters": parameters, "energy_j": None}
     run.write_record({"status": status, "method": method, "network": "efficientnet_lite0", "dataset": dataset, "pet": pet,
-                      "seed": seed, "device": device, "config": {"epochs": epochs}, "versions": {}, "results": results,
-                      "plan": None})
+                      "seed": seed, "device": device, "ended": ended, "versions": {}, "results": results,
+                      "config": {"epochs": epochs, "seed": seed, "loader": dict({"batch_size": 4}, **dict(loader)),
+                                 "optimizer": dict({"lr": 1e-3}, **dict(optimizer))}, "plan": None})
     rows = [{"epoch": epoch, "train_loss": 1.0 / (epoch + 1), "train_seconds": (seconds or 1.0) * (epoch + 1) / epochs,
              "val_accuracy": (accuracy or 0.5) - 0.3 * math.exp(-epoch)} for epoch in range(epochs)]
     run.write_metrics(rows)
@@ -55,7 +55,7 @@ def test_means_spreads_and_ratios(three_methods):
 def test_text_is_aligned_and_slowest_first(three_methods):
     runs = collect(three_methods)
     lines = render_text(build_rows(runs), runs).splitlines()
-    assert lines[0] == "efficientnet_lite0 on Clipart10, 4 epochs, Board CPU"
+    assert lines[0] == "efficientnet_lite0 on Clipart10, 4 epochs, Board CPU, batch 4, 2 threads"
     table = lines[2:6]
     assert len({len(line) for line in table}) == 1
     assert [line.split()[0] for line in table] == ["method", "FTAll", "PET", "ours"]
@@ -88,7 +88,7 @@ def test_unknown_values_are_named_so_and_never_zero(tmp_path):
     rows = build_rows(runs)
     assert render_text(rows, runs).splitlines()[3].split() == ["ours", "1"] + ["n/a"] * 6
     write_csv(rows, tmp_path / "table.csv")
-    assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,1" + ",n/a" * 8)
+    assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,,1" + ",n/a" * 8)
 
 
 def test_only_success_counts_and_the_rest_is_listed(three_methods):
@@ -114,17 +114,25 @@ def test_other_epochs_devices_and_data_are_not_averaged(three_methods):
     write_run(three_methods / "long", "PET", seed=9, seconds=1e6, epochs=99)
     write_run(three_methods / "board", "PET", seed=9, seconds=1e6, device={"type": "cuda", "name": "TX2"})
     write_run(three_methods / "data", "PET", seed=9, seconds=1e6, dataset="DTD")
+    write_run(three_methods / "batch", "PET", seed=9, seconds=1e6, loader={"batch_size": 32})
+    write_run(three_methods / "threads", "PET", seed=9, seconds=1e6, device=dict(DEVICE, threads=1))
     rows = build_rows(collect(three_methods))
-    assert sorted(row.n for row in rows if row.method == "PET") == [1, 1, 1, 3]
+    assert sorted(row.n for row in rows if row.method == "PET") == [1, 1, 1, 1, 1, 3]
     assert [row.ratio_to_pet for row in rows if row.method == "ours"] == [pytest.approx(24.0)]
 
 
 def test_a_seed_that_was_run_twice_counts_once(three_methods):
-    older = write_run(three_methods / "again", "ours", seed=1, seconds=9000.0)
-    os.utime(str(older / "run.json"), (1, 1))
+    older = write_run(three_methods / "again", "ours", seed=1, seconds=9000.0, ended="2026-11-29T10:00:00Z")
     runs = collect(three_methods)
     assert len(finished(runs)) == 9
     assert left_out(runs) == [f"{older}: a newer run of seed 1 counts"]
+
+
+def test_another_learning_rate_is_a_row_of_its_own(three_methods):
+    write_run(three_methods / "rate", "ours", seed=7, seconds=1.0, optimizer={"lr": 0.01})
+    runs = collect(three_methods)
+    assert {row.variant: row.n for row in build_rows(runs) if row.method == "ours"} == {"optimizer.lr=0.001": 3, "optimizer.lr=0.01": 1}
+    assert "ours (optimizer.lr=0.01)" in render_text(build_rows(runs), runs)
 
 
 def test_pet_kinds_are_rows_of_their_own(three_methods):

@@ -46,6 +46,9 @@ def build_segment(backend, network, input_size, batch_size):
     if missing:
         raise UserError(f"backend.name={backend}: not installed: {', '.join(missing)}; pip install 'piebridge[engine]', "
                         "or use backend.name=auto or eager")
+    device = next(network.parameters()).device.type
+    if known[backend].is_cpu_only and device != "cpu":
+        raise UserError(f"backend.name={backend}: runs on the CPU, and device={device} does not; use backend.name=auto, or device=cpu")
     with torch.no_grad():
         return known[backend].build(network, int(input_size), int(batch_size))
 
