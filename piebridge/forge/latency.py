@@ -177,7 +177,7 @@ def _measure_group(group, taps, seconds, clock, table):
     for (name, backend), each in times.items():
         cells = table["levels"][name].setdefault(backend, {}).setdefault(group.direction, {})
         cells[str(group.batch_size)] = summary(each, group.batch_size)
-    for (name, backend), reason in dict(refused, **failed).items():
+    for (name, backend), reason in {**refused, **failed}.items():
         table["refused"].append(_refusal(name, backend, group.direction, group.batch_size, reason))
 
 

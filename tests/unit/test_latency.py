@@ -1,5 +1,6 @@
 """Turns and their sums with a clock that the test moves; the gradient against plain torch; tables of small real networks."""
 
+import copy
 import itertools
 import json
 import math
@@ -26,10 +27,10 @@ HAS_INT8 = not backends.missing_packages(backends.INT8)
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.first, self.norm, self.second = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.Conv2d(16, 8, 1)
 
     def forward(self, x):
-        return torch.relu(x + self.norm(self.conv(x)))
+        return x + self.second(torch.relu(self.norm(self.first(x))))
 
 
 class Tower(nn.Module):
@@ -144,10 +145,8 @@ def test_a_summary_is_per_image_in_milliseconds():
 @pytest.mark.parametrize("block", [0, 2])
 def test_the_gradient_ends_at_the_tap(tower, backend, block):
     """In float64 against plain autograd. After the last block comes a module that overwrites its input."""
-    double = Tower().double()
-    double.load_state_dict(tower.state_dict())
-    double.eval()
-    network = capture(double, "tower", [3, 16, 16], [0.5] * 3, [0.5] * 3)
+    double = copy.deepcopy(tower).double()
+    network = capture(tower, "tower", [3, 16, 16], [0.5] * 3, [0.5] * 3).double()
     before = network.fingerprint()
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
