@@ -7,7 +7,8 @@ from piebridge.core.costs import network_costs
 from piebridge.core.errors import UserError
 from piebridge.core.proxy_specs import ProxySpec, parse_spec
 
-__all__ = ["CostModel", "ProxySpec", "blocks_to_drop", "expected_milliseconds", "make_proxy", "match_batch_norm", "parse_spec"]
+__all__ = ["CostModel", "ProxySpec", "batch_norm_moments", "blocks_to_drop", "expected_milliseconds", "make_proxy", "match_batch_norm",
+           "parse_spec", "redo_batch_norm"]
 
 
 def make_proxy(network, spec, images):
@@ -43,13 +44,24 @@ def match_batch_norm(original, proxy, images, proxy_images):
     alone would replace those of the pretraining data, which the original keeps: measured, that costs 0.2 of cosine. So only the
     *difference* between the two networks is taken out: with r = deviation of the proxy's layer input over the original's,
     sqrt(var') = r sqrt(var) and mean' = mean of the proxy's input - r (mean of the original's input - mean). Layers are redone in
-    order, each on what the layers before it now give.
+    order, each on what the layers before it now give. Returns the proxy's features of its images, [N, D].
     """
+    return redo_batch_norm(proxy, proxy_images, batch_norm_moments(original, images))
+
+
+def batch_norm_moments(network, images):
+    """{batch-norm layer: (mean, variance), [C] each} of each layer's input for a batch float32 [N, 3, S, S]."""
     moments = {}
 
     def collect(name):
         return lambda layer, inputs: moments.__setitem__(name, _moments(inputs[0]))
 
+    _with_hooks(network, images, collect)
+    return moments
+
+
+def redo_batch_norm(proxy, images, moments):
+    """`match_batch_norm` with the original's `batch_norm_moments`; returns the proxy's features with the new statistics, [N, D]."""
     def redo(name):
         def hook(layer, inputs):
             (mean, variance), (original_mean, original_variance) = _moments(inputs[0]), moments[name]
@@ -58,11 +70,17 @@ def match_batch_norm(original, proxy, images, proxy_images):
             layer.running_var.copy_((layer.running_var + layer.eps) * ratio - layer.eps)
         return hook
 
-    for network, batch, make_hook in ((original, images, collect), (proxy, proxy_images, redo)):
-        handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.named_modules()
-                   if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    return _with_hooks(proxy, images, redo)
+
+
+def _with_hooks(network, images, make_hook):
+    """Features of one batch, `make_hook(layer's name)` being called before each batch-norm layer."""
+    handles = [layer.register_forward_pre_hook(make_hook(name)) for name, layer in network.named_modules()
+               if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    try:
         with torch.no_grad():
-            network.features(batch)
+            return network.features(images)
+    finally:
         for handle in handles:
             handle.remove()
 

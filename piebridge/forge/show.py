@@ -1,28 +1,29 @@
 """A network's structure as a table: its frozen blocks, what of each may be cut, and what each costs."""
 
+from piebridge.forge.text_table import text_table
+
 HEADER = ("block", "kind", "input", "output", "may be cut", "MACs", "share", "parameters", "tap")
+SIDES = "left left left left left right right right left"
 
 
 def render(structure):
     """Text: two lines on the network, an aligned line per block, and a line on what lies outside the blocks."""
     description, blocks = structure.description, structure.blocks
-    rows = [HEADER] + [_row(structure, block) for block in blocks]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    table = ["  ".join(_aligned(row[column], width, column) for column, width in enumerate(widths)).rstrip() for row in rows]
+    table = text_table([HEADER] + [_row(structure, block) for block in blocks], SIDES)
     outside = structure.macs - sum(block.macs for block in blocks)
     rest = structure.parameters - sum(block.parameters for block in blocks)
     height, width = structure.input_size[1:]
-    head = [f"{description['name']}: {len(blocks)} frozen blocks; {_millions(structure.macs)} MACs for an image of {height} x "
-            f"{width} pixels, {_millions(structure.parameters)} parameters",
+    head = [f"{description['name']}: {len(blocks)} frozen blocks; {millions(structure.macs)} MACs for an image of {height} x "
+            f"{width} pixels, {millions(structure.parameters)} parameters",
             f"head {description['head']}, which reads {description['tap']}", ""]
-    tail = ["", f"outside the blocks: {_millions(outside)} MACs ({_share(outside, structure)}), {_millions(rest)} parameters"]
-    return "\n".join(head + table + tail)
+    tail = ["", f"outside the blocks: {millions(outside)} MACs ({_share(outside, structure)}), {millions(rest)} parameters"]
+    return "\n".join(head + [table] + tail)
 
 
 def _row(structure, block):
     cut = ", ".join(_group_text(structure.groups[name]) for name in block.groups)
     return (block.name, block.kind, shape_text(block.input_shape), shape_text(block.output_shape), cut or "nothing",
-            _millions(block.macs), _share(block.macs, structure), _millions(block.parameters), block.tap)
+            millions(block.macs), _share(block.macs, structure), millions(block.parameters), block.tap)
 
 
 def _group_text(group):
@@ -39,11 +40,8 @@ def shape_text(shape):
     return "x".join(str(size) for size in shape)
 
 
-def _aligned(text, width, column):
-    return text.rjust(width) if HEADER[column] in ("MACs", "share", "parameters") else text.ljust(width)
-
-
-def _millions(count):
+def millions(count):
+    """"402.1 M", "0.012 M"."""
     return f"{count / 1e6:.{1 if count >= 1e6 else 3}f} M"
 
 
