@@ -5,16 +5,14 @@
 """
 
 import argparse
-import contextlib
 import logging
-import os
 import sys
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from torch import distributed, nn
+from torch import nn
 
 from piebridge.core.dataset import open_dataset
 from piebridge.core.errors import UserError
@@ -27,6 +25,7 @@ from piebridge.core.progress_bar import progress_bar
 from piebridge.core.transforms import Transform
 from piebridge.forge.alignment import as_vectors, cosine_and_error
 from piebridge.forge.checkpoints import restore_checkpoint, write_checkpoint
+from piebridge.forge.processes import is_first, mean_of_processes, process_group, shared_batches, world
 from piebridge.forge.segments import common_taps, device_of, own_parameters
 
 LOG = logging.getLogger(__name__)
@@ -65,9 +64,9 @@ def retrain(original, proxy, loader, settings=None, labels=None, folder=None, on
         parameters = [parameter.requires_grad_(True) for parameter in proxy.parameters() if id(parameter) not in head]
         optimizer = build_optimizer(parameters, SimpleNamespace(kind="adamw", weight_decay=settings.weight_decay))
         losses = _restore(folder, job, proxy, optimizer)
-        parallel = nn.parallel.DistributedDataParallel(trainee) if _world()[1] > 1 else trainee
+        parallel = nn.parallel.DistributedDataParallel(trainee) if world()[1] > 1 else trainee
         for epoch in range(len(losses), settings.epochs):
-            batches = _shared_batches(count, batch_size, settings.seed, epoch)
+            batches = shared_batches(count, batch_size, settings.seed, epoch)
             total = 0.0
             for step, (indices, images) in enumerate(_with_progress(loader, batches, settings, epoch)):
                 on_step()
@@ -77,7 +76,7 @@ def retrain(original, proxy, loader, settings=None, labels=None, folder=None, on
                 optimizer.step(learning_rate(SimpleNamespace(schedule="cosine", lr=settings.rate),
                                              (epoch + step / len(batches)) / settings.epochs))
                 total += float(loss.detach())
-            losses.append(_mean_of_processes(total / len(batches)))
+            losses.append(mean_of_processes(total / len(batches), device_of(proxy)))
             if not torch.isfinite(torch.tensor(losses[-1])):
                 raise UserError(f"retraining of {proxy.description['name']}: the loss of epoch {epoch + 1} is {losses[-1]}; lower rate="
                                 f"{settings.rate:g}")
@@ -140,29 +139,9 @@ def _taps(original, proxy, names):
     return [(tap, known[tap]) for tap in names or known]
 
 
-# Processes ------------------------------------------------------------------------------------------------------------------
-
-def _world():
-    """(this process's number, how many there are)."""
-    return (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
-
-
-@contextlib.contextmanager
-def process_group():
-    """Join the processes that torchrun started; alone, nothing."""
-    is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if is_shared:
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        yield
-    finally:
-        if is_shared:
-            distributed.destroy_process_group()
-
-
 def _batch_size(count, settings, proxy):
     """Images per step of all processes. Each process takes as many, since the mean of gradients must be that of the joint batch."""
-    processes = _world()[1]
+    processes = world()[1]
     size = min(settings.batch_size, count // processes * processes)
     if size < processes or size % processes:
         raise UserError(f"retraining of {proxy.description['name']}: batch_size={settings.batch_size} with {count} images cannot be "
@@ -170,32 +149,13 @@ def _batch_size(count, settings, proxy):
     return size
 
 
-def _shared_batches(count, size, seed, epoch):
-    """This process's part of each batch of an epoch; what is left over for a last smaller batch waits for another epoch."""
-    rank, processes = _world()
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1000003 + epoch)).tolist()
-    share = size // processes
-    return [order[start + rank * share:start + (rank + 1) * share] for start in range(0, count - size + 1, size)]
-
-
 def _with_progress(loader, batches, settings, epoch):
     stream = loader.batches(batches, (settings.seed, epoch))
-    is_shown = _world()[0] == 0
-    return progress_bar(stream, total=len(batches), desc=f"retrain {epoch + 1}/{settings.epochs}") if is_shown else stream
+    return progress_bar(stream, total=len(batches), desc=f"retrain {epoch + 1}/{settings.epochs}") if is_first() else stream
 
-
-def _mean_of_processes(value):
-    if not distributed.is_initialized():
-        return value
-    total = torch.tensor([value], dtype=torch.float64)
-    distributed.all_reduce(total)
-    return float(total) / _world()[1]
-
-
-# Checkpoints ----------------------------------------------------------------------------------------------------------------
 
 def _save(folder, job, proxy, optimizer, losses):
-    if folder is not None and _world()[0] == 0:
+    if folder is not None and is_first():
         tensors = {f"proxy/{key}": parameter for key, parameter in proxy.named_parameters()}
         tensors.update({f"optimizer/{key}": tensor for key, tensor in optimizer.state().items()})
         write_checkpoint(folder, job, tensors, {"losses": losses})
@@ -213,8 +173,6 @@ def _restore(folder, job, proxy, optimizer):
     optimizer.restore({key[len("optimizer/"):]: tensor for key, tensor in tensors.items() if key.startswith("optimizer/")})
     return facts["losses"]
 
-
-# As a program ---------------------------------------------------------------------------------------------------------------
 
 def main(arguments=None):
     """Retrain a proxy's network file against its original's and write the result as a network file."""
@@ -247,7 +205,7 @@ def _retrain_files(given, settings):
     transforms = [Transform.for_network(original.description, size) for size in sizes]
     loader = ImageLoader(samples, transforms if sizes[0] != sizes[1] else transforms[0])
     retrain(original, proxy, loader, settings, [sample.label for sample in samples] if given.labels else None, given.checkpoint)
-    if _world()[0] == 0:
+    if is_first():
         save_network(proxy, given.out)
 
 

@@ -74,7 +74,7 @@ def walk(original, proxy, batches, scratch=None):
         places = _places(original, proxy)
         starts = [(graph.INPUT, graph.INPUT)] + [place[1:] for place in places]
         for start, (name, *ends) in zip(starts, progress_bar(places, desc="align", unit="block")):
-            parts = [_part(network, first, last) for network, first, last in zip((original, proxy), start, ends)]
+            parts = [part_of(network, first, last) for network, first, last in zip((original, proxy), start, ends)]
             targets = _passed(parts[0], before, Path(folder) / f"{name}.original")
             yield Stretch(name, name != "tail", *parts, before, inputs, targets)
             outputs = _passed(parts[1], inputs, Path(folder) / f"{name}.proxy")
@@ -89,7 +89,7 @@ def _places(original, proxy):
     return [tap for tap in common_taps(original, proxy) if tap[1] in alone[0] and tap[2] in alone[1]]
 
 
-def _part(network, first, last):
+def part_of(network, first, last):
     """The nodes of a network after node `first` up to node `last`, as a network of their own on the same tensors."""
     description = network.description
     nodes = copy.deepcopy(graph.block_nodes(description, {"input": first, "output": last}))
