@@ -4,7 +4,7 @@ Importing this package imports nothing heavy; torch is loaded by the first call.
 """
 
 __version__ = "0.1.0"
-__all__ = ["load_network", "predict", "train"]
+__all__ = ["load_network", "load_proxy_set", "predict", "train"]
 
 
 def load_network(name_or_path, is_pretrained=True):
@@ -12,6 +12,13 @@ def load_network(name_or_path, is_pretrained=True):
     from piebridge.core.networks import load_network as load
 
     return load(name_or_path, is_pretrained)
+
+
+def load_proxy_set(folder, is_reordered=False):
+    """A proxy set made by `piebridge forge`: `.original`, `.proxies` and what else is in the folder; see core/proxy_set.py."""
+    from piebridge.core.proxy_set import load_proxy_set as load
+
+    return load(folder, is_reordered)
 
 
 def train(config_or_run, **overrides):

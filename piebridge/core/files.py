@@ -27,10 +27,10 @@ def atomic_path(path):
     os.close(os.open(str(temporary), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         os.replace(str(temporary), str(path))
         with contextlib.suppress(OSError):  # some file systems refuse to sync a folder; the rename itself is still atomic
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         if temporary.exists():
             temporary.unlink()
@@ -79,7 +79,8 @@ def sha256_of_json(value):
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _sync(path):
+def sync(path):
+    """Wait until a file, or the names in a folder, are on the disk."""
     handle = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(handle)

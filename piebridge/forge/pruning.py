@@ -8,6 +8,7 @@ from torch import nn
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.core.network import GraphNetwork
+from piebridge.core.slices import cut
 from piebridge.forge.structure import axis_size, structure_of
 
 
@@ -19,7 +20,7 @@ def prune(network, kept, structure=None):
     copies. Batch-norm statistics are sliced, not measured anew. UserError for an unknown group, or indices not of it.
     """
     structure = structure or structure_of(network)
-    kept = _checked(network, structure, kept)
+    kept = _checked(structure, kept)
     counts = {name: len(indices) for name, indices in kept.items()}
     description = copy.deepcopy(network.description)
     for node in description["nodes"]:
@@ -27,13 +28,30 @@ def prune(network, kept, structure=None):
             node["arguments"][name] = _argument(node["arguments"][name], name, value, counts)
     tensors = {key: buffer.detach().clone() for key, buffer in network.named_buffers()}
     tensors.update(network.named_parameters())
+    for key, slices in _cuts(structure, kept).items():
+        whole = tensors[key]
+        part = cut(whole.detach(), slices).clone()
+        tensors[key] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
+    return GraphNetwork(description, tensors).train(network.training)
+
+
+def tensor_cuts(structure, kept):
+    """{state dict key: [(axis, positions)]}: which slices of the original's tensors `prune(network, kept)` keeps.
+
+    kept: {group name: indices to keep, each once}. See core/slices.py; axes that are cut alike share one list. Tensors of which
+    nothing is cut or moved are left out. UserError as `prune` has it.
+    """
+    return _cuts(structure, _checked(structure, kept))
+
+
+def _cuts(structure, kept):
+    cuts, lists = {}, {}
     for (key, number), axis in structure.tensors.items():
         if any(factor.group in kept for factor in axis):
-            whole = tensors[key]
-            part = whole.detach().index_select(number, _positions(axis, kept).to(whole.device))
-            is_parameter = isinstance(whole, nn.Parameter)
-            tensors[key] = nn.Parameter(part, whole.requires_grad) if is_parameter else part
-    return GraphNetwork(description, tensors).train(network.training)
+            if axis not in lists:
+                lists[axis] = _positions(axis, kept).tolist()
+            cuts.setdefault(key, []).append((number, lists[axis]))
+    return cuts
 
 
 def _argument(given, name, value, counts):
@@ -51,11 +69,11 @@ def _positions(axis, kept):
     return positions.flatten()
 
 
-def _checked(network, structure, kept):
+def _checked(structure, kept):
     """{group: int64 tensor} of the groups of which something is cut or moved."""
     checked = {}
     for name, indices in kept.items():
-        where = f"network {network.description['name']}: group {name!r}"
+        where = f"network {structure.description['name']}: group {name!r}"
         if name not in structure.groups:
             raise UserError(f"{where}: no such group{closest(name, list(structure.groups))}")
         size, indices = structure.groups[name].size, [int(index) for index in indices]
