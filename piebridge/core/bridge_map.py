@@ -7,7 +7,7 @@ class BridgeMap:
     """y = mean_y + a (x - mean_x) + (x - mean_x) W: the proxy's features, moved to where the original's would be.
 
     `scale` a is one number (a lower resolution leaves less to average away, so features grow); W [D, D] is kept as a product of two
-    factors, since it is fitted on far fewer samples than it has columns.
+    factors, since it is mostly fitted on fewer samples than it has columns.
     """
 
     def __init__(self, scale, mean_proxy, mean_original, left, right):
@@ -48,21 +48,36 @@ def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
     targets = original - mean_original
     multiple = float((inputs * targets).sum() / max((inputs ** 2).sum(), 1e-12))
     targets = targets - multiple * inputs
-    eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)  # dual form: N x N, N being the smaller side
-    eigenvalues = np.maximum(eigenvalues, 0.0)
-    rotated = vectors.T @ targets
+    eigenvalues, rows, basis = _principal(inputs)
+    products = rows.T @ targets
     norms = np.linalg.norm(original, axis=1) + 1e-12
     scale = max(eigenvalues.mean(), 1e-12)
     best = None
     for penalty in penalties:
-        shrink = eigenvalues / (eigenvalues + penalty * scale)
-        errors = targets - vectors @ (shrink[:, None] * rotated)
-        leverage = (vectors ** 2) @ shrink + 1.0 / len(proxy)  # the mean is fitted too
+        damped = eigenvalues + penalty * scale
+        errors = targets - rows @ (products / damped[:, None])
+        leverage = (rows ** 2) @ (1 / damped) + 1.0 / len(proxy)  # the mean is fitted too
         residuals = np.linalg.norm(errors, axis=1) / np.maximum(1 - leverage, 1e-3) / norms
         score = float((residuals ** 2).mean())
         if best is None or score < best[0]:
-            best = (score, penalty, residuals)
-    _, penalty, residuals = best
-    dual = vectors @ (rotated / (eigenvalues + penalty * scale)[:, None])  # [N, D]
-    as_float = [np.ascontiguousarray(array, dtype=np.float32) for array in (mean_proxy, mean_original, inputs.T, dual)]
+            best = (score, damped, residuals)
+    _, damped, residuals = best
+    left, right = basis(products / damped[:, None])
+    as_float = [np.ascontiguousarray(array, dtype=np.float32) for array in (mean_proxy, mean_original, left, right)]
     return BridgeMap(np.float32(multiple), *as_float), residuals
+
+
+def _principal(inputs):
+    """(eigenvalues [R], rows [N, R], basis) of the Gram matrix of inputs [N, D], from the smaller of its two forms; R = min(N, D).
+
+    The columns of `rows` are the inputs' principal components, orthogonal, with the eigenvalues as their squared norms. `basis` takes
+    coefficients [R, C] of rows and gives the factors (left [D, R], right [R, C]) whose product takes inputs to the same values.
+    """
+    count, width = inputs.shape
+    if count > width:
+        eigenvalues, vectors = np.linalg.eigh(inputs.T @ inputs)
+        return np.maximum(eigenvalues, 0.0), inputs @ vectors, lambda coefficients: (vectors, coefficients)
+    eigenvalues, vectors = np.linalg.eigh(inputs @ inputs.T)
+    roots = np.sqrt(np.maximum(eigenvalues, 0.0))
+    inverse = np.where(roots > 1e-10 * max(roots.max(), 1e-300), 1 / np.maximum(roots, 1e-300), 0.0)
+    return roots ** 2, vectors * roots, lambda coefficients: (inputs.T, vectors @ (inverse[:, None] * coefficients))

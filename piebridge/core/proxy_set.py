@@ -92,7 +92,7 @@ def write_proxy_set(folder, original, proxies, facts=None, policy=None, predicto
     replace a set that is there. UserError where there is one already, or a folder that is not only a set; nothing is touched then.
     """
     target = Path(os.path.realpath(str(expand_user(folder))))  # of a link, what it points to is replaced
-    _check_target(target, overwrite)
+    check_target(target, overwrite)
     _check_proxies(target, proxies)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name[:60]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
@@ -100,7 +100,7 @@ def write_proxy_set(folder, original, proxies, facts=None, policy=None, predicto
     try:
         manifest = _write_files(part, original, proxies, facts or {}, policy, predictor, order)
         write_text(part / proxy_manifest.NAME, proxy_manifest.to_text(manifest))
-        _check_target(target, overwrite)  # forging takes long
+        check_target(target, overwrite)  # forging takes long
         _move(part, target)
     finally:
         shutil.rmtree(str(part), ignore_errors=True)
@@ -155,8 +155,8 @@ def _check_proxies(target, proxies):
             raise UserError(f"{target}: two proxies have the name {proxy.name!r}; each needs its own")
 
 
-def _check_target(target, overwrite):
-    """Only what is not there, an empty folder, or, if asked, a set and nothing else may be replaced."""
+def check_target(target, overwrite):
+    """UserError where a set may not be written to a folder (Path). Only what is not there, an empty folder, or, if asked, a set and nothing else may be replaced."""
     if not os.path.lexists(str(target)):
         return
     if not target.is_dir():

@@ -49,7 +49,7 @@ def _ends_in_sum(description, block):
 def _stages(description, shapes):
     """Of a network without blocks: its stretches of equal resolution, cut where one value alone goes on."""
     stages, start = [], graph.INPUT
-    runs = itertools.groupby(_spine(description), key=lambda each: tuple(shapes[each[0]][2:]))
+    runs = itertools.groupby(spine(description), key=lambda each: tuple(shapes[each[0]][2:]))
     for _, run in runs:
         names, have_tensors = zip(*run)
         if any(have_tensors):  # pooling and flattening alone are no stage, and go with the next one
@@ -58,7 +58,7 @@ def _stages(description, shapes):
     return stages
 
 
-def _spine(description):
+def spine(description):
     """(name, whether there are tensors since the last one) of each node up to the tap whose value alone is read later."""
     needed = graph.ancestors(description, description["tap"])
     nodes = [node for node in description["nodes"] if node["name"] in needed and node["operation"] != operations.PARAMETER]

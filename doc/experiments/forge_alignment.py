@@ -1,0 +1,84 @@
+"""What each kind of alignment buys: cosine and relative error at the head's tap of held-out images, and the seconds it takes.
+
+    python doc/experiments/forge_alignment.py [share[@pixels] ...]      default 0.9 0.76 0.6 0.45 0.3 0.6@192 0.6@160 1@160
+
+EfficientNet-Lite0 with ImageNet weights, Openclipart's training images without labels; a share is of the MACs, by pruning.
+"""
+
+import sys
+import time
+
+import torch
+from features import images, open_part, original
+
+from piebridge.core.network import GraphNetwork
+from piebridge.forge.alignment import fit_bridge, measure_alignment
+from piebridge.forge.block_regression import RegressionSettings, regress_blocks
+from piebridge.forge.nested_levels import nested_levels
+from piebridge.forge.pruning import prune, tensor_cuts
+from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
+from piebridge.forge.scores import taylor_scores
+from piebridge.forge.structure import structure_of
+
+FITTED, HELD_OUT, SCORED = 512, 160, 96
+DEFAULT = ("0.9", "0.76", "0.6", "0.45", "0.3", "0.6@192", "0.6@160", "1@160")
+
+
+class Data:
+    """Pairs of batches of the fitted and of the held-out images, at two sizes."""
+
+    def __init__(self, network, pixels):
+        samples = open_part("Openclipart", "train")[:FITTED + HELD_OUT]
+        native = network.description["input_size"][-1]
+        sizes = [images(network, samples, size) for size in ([native] if pixels == native else [native, pixels])]
+        batches = [each.contiguous(memory_format=torch.channels_last).split(32) for each in sizes]
+        pairs = list(zip(batches[0], batches[-1]))
+        self.fitted, self.held_out = pairs[:FITTED // 32], pairs[FITTED // 32:]
+
+
+def copy_of(network):
+    return GraphNetwork(network.description, {key: tensor.clone() for key, tensor in network.state_dict().items()}).eval()
+
+
+def report(name, network, proxy, data, seconds):
+    bridge, _ = fit_bridge(network, proxy, data.fitted)
+    tap = network.description["tap"]
+    raw, bridged = (measure_alignment(network, proxy, data.held_out, each)[tap] for each in (None, bridge))
+    print(f"{name:42s} cosine {raw['cosine']:.4f} bridged {bridged['cosine']:.4f}   relative error {raw['relative_error']:.4f} "
+          f"bridged {bridged['relative_error']:.4f}   {seconds:.1f} s", flush=True)
+
+
+def timed(work, *arguments, **options):
+    start = time.perf_counter()
+    work(*arguments, **options)
+    return time.perf_counter() - start
+
+
+def main(*wanted):
+    network = original()
+    structure = structure_of(network)
+    native = structure.input_size[-1]
+    scores = None
+    for text in wanted or DEFAULT:
+        share, _, pixels = text.partition("@")
+        data = Data(network, int(pixels or native))
+        if scores is None:
+            scores = taylor_scores(network, structure, [pair[0][:16] for pair in data.fitted[:SCORED // 16]])
+        kept = nested_levels(structure, scores, 1, float(share))[1].kept if float(share) < 1 else {}
+        cuts = tensor_cuts(structure, kept)
+        plain = copy_of(prune(network, kept, structure))
+        report(f"{text} pruned", network, plain, data, 0.0)
+        variants = {"statistics": ReconstructionSettings(penalties=()), "closed form": ReconstructionSettings(redoes_statistics=False),
+                    "statistics and closed form": ReconstructionSettings()}
+        for name, settings in variants.items():
+            proxy = copy_of(plain)
+            seconds = timed(reconstruct, network, proxy, data.fitted, settings, cuts)
+            report(f"{text} {name}", network, proxy, data, seconds)
+        for epochs in (2, 6):
+            regressed = copy_of(proxy)
+            seconds = timed(regress_blocks, network, regressed, data.fitted, RegressionSettings(epochs=epochs))
+            report(f"{text} ... then {epochs} epochs of regression", network, regressed, data, seconds)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
