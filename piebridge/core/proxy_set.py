@@ -156,7 +156,8 @@ def _check_proxies(target, proxies):
 
 
 def check_target(target, overwrite):
-    """UserError where a set may not be written to a folder (Path). Only what is not there, an empty folder, or, if asked, a set and nothing else may be replaced."""
+    """UserError where no set may be written to a folder (Path): only one that is not there, an empty one, or, if asked, one that is a
+    set and nothing else."""
     if not os.path.lexists(str(target)):
         return
     if not target.is_dir():
