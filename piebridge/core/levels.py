@@ -118,6 +118,9 @@ class Proxies:
 
     def _consider(self, offer, is_kept):
         self.work.interrupt.check()
+        if self.part.config.router.kind.startswith("level:") and offer.bridge is not None:
+            self._take_as_it_is(offer)
+            return
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
         with ThreadPoolExecutor(1) as aside:
             is_ready = offer.precision == "int8" and not offer.needs_images
@@ -139,6 +142,18 @@ class Proxies:
             self._kept = _dearest_first(self._kept + [candidate])
         self._notes.append(f"{offer.name} {'kept' if is_kept or saved > 0 else 'dropped'}: median residual {np.median(residuals):.3f}, "
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
+
+    def _take_as_it_is(self, offer):
+        """A set's level that serves every sample needs the original for nothing, not even to fit its map anew."""
+        try:
+            with self.work.clock.phase("proxies"):
+                segment = self._segment(offer, offer.make())
+        except backends.Unsupported as reason:
+            self._notes.append(f"{offer.name} left out: {reason}")
+            return
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge)
+        self._kept = [Candidate(level, None, offer.share * self._milliseconds, 1.0)]
+        self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
     def _proxy(self, offer):
         if not offer.needs_images:

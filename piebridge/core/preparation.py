@@ -53,6 +53,9 @@ class FrozenPart:
         work, everyone = self.work, list(range(self.count))
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
+        if proxies and not proxies.levels and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
+            raise UserError(f"router.kind={self.config.router.kind}: {self.decisions.values['proxies']['reason']}; choose another level, "
+                            "or router.kind=residual")
         if proxies and proxies.levels:
             routing, caches = self._routed(levels, proxies)
         elif self.is_cached:
