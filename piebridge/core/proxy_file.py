@@ -42,7 +42,8 @@ class Proxy(namedtuple("Proxy", "name network resolution precision bridge kept c
 
     name: unique in its set. network: GraphNetwork. resolution: pixels of its square input. precision: "float", "bf16" or "int8" (made
     from the float network when a backend loads it). bridge: BridgeMap for the head's tap, or None. kept: {group: indices} of
-    pruning. cuts: {key: [(axis, positions)]} that follow from `kept`, see core/slices.py. facts: JSON object, such as macs.
+    pruning, of the original's file. cuts: {key: [(axis, positions)]} of the original's tensors that follow from it, see
+    core/slices.py. facts: JSON object, such as macs.
     """
 
     def __new__(cls, name, network, resolution, precision="float", bridge=None, kept=None, cuts=None, facts=None):
@@ -112,7 +113,8 @@ def read_proxy_file(path, source, original_sha256, earlier=None):
     cuts = lists.unpack(content["cuts"], source.shapes)
     kept = {group: lists.of(f"kept of {group!r:.80}", number) for group, number in content["kept"].items()}
     network = GraphNetwork(description, _network_tensors(path, description, tensors, source, cuts, content["shared"], earlier or {}))
-    return Proxy(content["name"], network.eval(), content["resolution"], content["precision"], bridge, kept, cuts, content["facts"])
+    return Proxy(content["name"], network.eval(), content["resolution"], content["precision"], bridge, kept,
+                 source.cuts_in_memory(cuts), content["facts"])
 
 
 def _content(path, metadata):

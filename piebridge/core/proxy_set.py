@@ -57,7 +57,8 @@ def load_proxy_set(folder, is_reordered=False):
 
     Networks are in eval mode. Parameters that a proxy has in common with the original are the same objects, cut ones are views where
     the set's order allows, buffers are copies. is_reordered: keep the original in nested order, which saves memory and changes its
-    outputs by the rounding of sums. UserError names the file that is missing, damaged or swapped, or says something impossible.
+    outputs by the rounding of sums; the proxies' cuts are then told of it. UserError names the file that is missing, damaged or
+    swapped, or that says something impossible.
     """
     folder = expand_user(folder)
     manifest = proxy_manifest.read_manifest(folder)
@@ -85,7 +86,7 @@ def _load_predictor(path):
 
 
 def write_proxy_set(folder, original, proxies, facts=None, policy=None, predictor=None, order=None, overwrite=False):
-    """Write a set into a folder, whole or not at all; the ProxySet is that of `load_proxy_set(folder)` afterwards.
+    """Write a set into a folder, whole or not at all, for `load_proxy_set` to read.
 
     original: GraphNetwork. proxies: list of Proxy, dearest first. facts: JSON object for the manifest. policy: GraphNetwork or None.
     order: cuts of the original into nested order (`tensor_cuts` of `nested_order`), where the proxies' channels are in it. overwrite:

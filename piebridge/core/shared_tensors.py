@@ -40,11 +40,19 @@ class SharedTensors:
             base, slices = self._nested[key], reordered(slices, self.order[key])
         else:
             base = self._tensors[key]
-        slices = [(axis, positions) for axis, positions in slices
-                  if len(positions) < base.shape[axis] or not is_prefix(positions)]
+        slices = _not_whole(slices, base.shape)
         if not isinstance(base, nn.Parameter):
             return cut(base, slices).clone()
         return base if not slices else _like(base, cut(base.detach(), slices))
+
+
+    def cuts_in_memory(self, cuts):
+        """Cuts of the original's file -> the same cuts of `original`, which may be in nested order."""
+        if not self.is_reordered:
+            return cuts
+        found = dict(cuts, **{key: reordered(cuts.get(key, []), slices) for key, slices in self.order.items()})
+        found = {key: _not_whole(slices, self.shapes[key]) for key, slices in found.items()}
+        return {key: slices for key, slices in found.items() if slices}
 
 
 def in_own_order(network, order):
@@ -53,6 +61,10 @@ def in_own_order(network, order):
     tensors.update({key: _like(tensors[key], scatter(tensors[key].detach(), slices, torch.empty_like(tensors[key].detach())))
                     for key, slices in order.items()})
     return GraphNetwork(network.description, tensors).train(network.training)
+
+
+def _not_whole(slices, shape):
+    return [(axis, positions) for axis, positions in slices if len(positions) < shape[axis] or not is_prefix(positions)]
 
 
 def _like(whole, part):

@@ -34,13 +34,13 @@ def levels_table(times, refused=()):
 def proxy(name, resolution, precision, macs, error, **facts):
     figures = {key: {"block": {"cosine": 0.0, "relative_error": 9.0}, "pool": {"cosine": 1 - each / 2, "relative_error": each}}
                for key, each in (("before", 2 * error), ("after", error))}
-    return {"file": f"{name}.safetensors", "sha256": "0" * 64, "bytes": 1, "name": name, "resolution": resolution, "precision": precision,
+    return {"file": f"proxy_{resolution}.safetensors", "sha256": "0" * 64, "bytes": 1, "name": name, "resolution": resolution, "precision": precision,
             "macs": macs, "facts": dict(facts, alignment=figures)}
 
 
 TABLE = levels_table({
     "original": {"eager": (10.0, 30.0), "openvino": (4.0, None)}, "192px": {"eager": (7.5, 22.0), "openvino": (3.0, None)},
-    "p076-192px-int8": {"openvino_int8": (2.0, None)}, "160px": {"eager": (6.0, 15.0), "openvino": (2.001, None)}})
+    "p076-191px-int8": {"openvino_int8": (2.0, None)}, "160px": {"eager": (6.0, 15.0), "openvino": (2.001, None)}})
 
 
 @pytest.fixture
@@ -48,16 +48,16 @@ def manifest():
     return {"format": "piebridge-proxy-set", "version": 1, "order": None, "policy": None, "predictor": None,
             "original": {"file": "original.safetensors", "sha256": "0" * 64, "bytes": 1, "name": "tower", "macs": 400_000_000},
             "proxies": [proxy("192px", 192, "float", 294_000_000, 0.2),
-                        proxy("p076-192px-int8", 192, "int8", 223_000_000, 0.25, width=0.76, dropped=["b.1", "b.2"]),
+                        proxy("p076-191px-int8", 191, "int8", 223_000_000, 0.25, width=0.76, dropped=["b.1", "b.2"]),
                         proxy("160px", 160, "float", 204_000_000, 0.3)],
             "facts": {"tap": "pool", "resolution": 224}, "latency": {"A board": TABLE}}
 
 
 def test_levels_of_a_manifest(manifest):
     levels = level_facts(manifest)
-    assert [level.name for level in levels] == ["original", "192px", "p076-192px-int8", "160px"]
+    assert [level.name for level in levels] == ["original", "192px", "p076-191px-int8", "160px"]
     assert [level.error for level in levels] == [0.0, 0.2, 0.25, 0.3]
-    assert [level.text for level in levels] == ["224 px", "192 px", "192 px, int8, pruned to 76 %, 2 blocks dropped", "160 px"]
+    assert [level.text for level in levels] == ["224 px", "192 px", "191 px, int8, pruned to 76 %, 2 blocks dropped", "160 px"]
     assert levels[2].before == {"cosine": 0.75, "relative_error": 0.5}
     del manifest["facts"]["tap"], manifest["proxies"][0]["facts"]["alignment"]["after"]
     assert [level.error for level in level_facts(manifest)] == [0.0, 0.4, 0.25, 0.3]  # the last tap listed is the head's
@@ -68,7 +68,7 @@ def test_levels_of_a_manifest(manifest):
 def test_each_level_counts_on_its_fastest_backend():
     assert fastest(TABLE, "original", "forward_ms", 4) == ("openvino", cell(4.0))
     assert fastest(TABLE, "original", "backward_ms", 4) == ("eager", cell(30.0))
-    assert fastest(TABLE, "p076-192px-int8", "backward_ms", 4) is None and fastest(TABLE, "original", "forward_ms", 1) is None
+    assert fastest(TABLE, "p076-191px-int8", "backward_ms", 4) is None and fastest(TABLE, "original", "forward_ms", 1) is None
     points = points_of(TABLE, {"original": 0.0, "192px": 0.2, "160px": None}, "forward_ms", 4)
     assert [tuple(point)[:3] for point in points] == [("original", 4.0, 0.0), ("192px", 3.0, 0.2)]
 
@@ -108,11 +108,11 @@ def test_of_two_equal_levels_one_stays():
 def test_the_text_of_a_profile():
     refusal = {"level": "160px", "backend": "onnxruntime", "direction": "forward_ms", "reason": "no kernel"}
     table = dict(TABLE, refused=[dict(refusal, batch_size=size) for size in (1, 4)])
-    text = render_latency(table, {"original": 0.0, "192px": 0.2, "p076-192px-int8": 0.25, "160px": 0.3})
+    text = render_latency(table, {"original": 0.0, "192px": 0.2, "p076-191px-int8": 0.25, "160px": 0.3})
     assert "A board: cpu, 2 cores, 2 threads; torch 2.9, openvino 2026.1\n" in text
     assert "median +- interquartile range of 25 to 25 calls" in text
-    assert "original         4 +- 0.01 (100 %)  openvino\n192px            3 +- 0.01 ( 75 %)  openvino\n" in text
-    assert "p076-192px-int8  2 +- 0.01 ( 50 %)  openvino_int8" in text
+    assert ("original             4 +- 0.01 (100 %)  openvino\n192px                3 +- 0.01 ( 75 %)  openvino\n"
+            "p076-191px-int8      2 +- 0.01 ( 50 %)  openvino_int8\n160px            2.001 +- 0.01 ( 50 %)  openvino\n") in text
     assert "backend   forward, batch 4  forward + backward, batch 4\neager           10 +- 0.01                   30 +- 0.01\n" in text
     assert text.splitlines()[-1] == "Refused: 160px on onnxruntime: no kernel"
 
@@ -122,14 +122,14 @@ def test_the_text_of_a_set(manifest):
     assert text.startswith("tower: 3 proxies\n")
     lines = text.splitlines()
     row = next(line for line in lines if line.startswith("2  p076"))
-    assert " ".join(row.split()) == ("2 p076-192px-int8 192 px, int8, pruned to 76 %, 2 blocks dropped 223.0 M 56 % "
+    assert " ".join(row.split()) == ("2 p076-191px-int8 191 px, int8, pruned to 76 %, 2 blocks dropped 223.0 M 56 % "
                                      "0.750 0.875 0.500 0.250")
     assert "A board, 2 threads, batch 4: milliseconds per image, medians" in lines
     device = lines[lines.index("A board, 2 threads, batch 4: milliseconds per image, medians") + 1:]
     assert [line.split() for line in device] == [
         ["level", "eager", "openvino", "openvino_int8", "fastest", "share", "with", "backward", "share"],
         ["original", "10", "4", "-", "4", "100", "%", "30", "100", "%"], ["192px", "7.5", "3", "-", "3", "75", "%", "22", "73", "%"],
-        ["p076-192px-int8", "-", "-", "2", "2", "50", "%", "-", "-"], ["160px", "6", "2.001", "-", "2.001", "50", "%", "15", "50", "%"]]
+        ["p076-191px-int8", "-", "-", "2", "2", "50", "%", "-", "-"], ["160px", "6", "2.001", "-", "2.001", "50", "%", "15", "50", "%"]]
     manifest["latency"] = {}
     assert render_set(manifest).endswith("Not measured on any device yet: piebridge forge --profile SET")
 
@@ -159,9 +159,9 @@ def test_the_report_is_the_same_each_time_and_keeps_the_rest_of_the_document(for
     text, figure = document.read_text(), (tmp_path / "proxies_lite.svg").read_bytes()
     assert text.startswith("# Proxies\n\nBefore.\n\n<!-- forge_report lite -->\nMade by `python doc/experiments/forge_report.py ")
     assert text.endswith("<!-- end of forge_report lite -->\n\nAfter.\n") and "old" not in text
-    assert "| 2 | p076-192px-int8 | 192 px, int8, pruned to 76 %, 2 blocks dropped | 223.0 M | 56 % | 0.750 | 0.875 | 0.500 |" in text
-    assert "| p076-192px-int8 | - | - | 2 | 2 | 50 % | - | - |" in text and "(proxies_lite.svg)" in text
-    assert len(figure) < 60_000 and all(name.encode() in figure for name in ("p076-192px-int8", "A board: forward + backward, batch 4"))
+    assert "| 2 | p076-191px-int8 | 191 px, int8, pruned to 76 %, 2 blocks dropped | 223.0 M | 56 % | 0.750 | 0.875 | 0.500 |" in text
+    assert "| p076-191px-int8 | - | - | 2 | 2 | 50 % | - | - |" in text and "(proxies_lite.svg)" in text
+    assert len(figure) < 60_000 and all(name.encode() in figure for name in ("p076-191px-int8", "A board: forward + backward, batch 4"))
     forge_report.report(tmp_path / "lite", document)
     assert document.read_text() == text and (tmp_path / "proxies_lite.svg").read_bytes() == figure
     document.write_text("# Others\n")
@@ -199,7 +199,7 @@ def original():
 def test_a_set_is_profiled_and_the_table_kept(original, tmp_path):
     proxy_set = pytest.importorskip("piebridge.core.proxy_set")
     facts = {"alignment": {"after": {"pool": {"cosine": 0.9, "relative_error": 0.3}}}}
-    level = proxy_set.Proxy("8px", original, 8, "float", None, {}, facts)
+    level = proxy_set.Proxy("8px", original, 8, facts=facts)
     proxy_set.write_proxy_set(tmp_path / "set", original, [level])
     text = profile_set(tmp_path / "set", seconds=0.01, batch_sizes=(1, 2), device="cpu", backends=["eager"])
     manifest = proxy_set.load_proxy_set(tmp_path / "set").manifest
