@@ -53,7 +53,8 @@ examples:
   piebridge forge --profile proxynetworks/lite0          measure it on this device
   piebridge forge --show proxynetworks/lite0             what is in the set
   piebridge forge --show resnet50                        blocks, what pruning may cut inside them, costs, taps
-  piebridge train efficientnet_lite0/Clipart10/ours proxies.set=proxynetworks/lite0
+
+Train with it: piebridge train efficientnet_lite0/Clipart10/ours proxies.set=proxynetworks/lite0
 
 Proxies are pruned inside the blocks, see smaller images, drop blocks, compute in int8, and are aligned with the original's features;
 the set keeps those that no other one beats in both time and alignment. Images need no labels. Interrupted, it goes on where it was.

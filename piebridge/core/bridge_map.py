@@ -51,7 +51,7 @@ def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
     eigenvalues, rows, basis = _principal(inputs)
     products = rows.T @ targets
     norms = np.linalg.norm(original, axis=1) + 1e-12
-    scale = max(eigenvalues.mean(), 1e-12)
+    scale = max(eigenvalues.sum() / len(inputs), 1e-12)  # of the N x N Gram matrix, whichever form was taken
     best = None
     for penalty in penalties:
         damped = eigenvalues + penalty * scale

@@ -24,7 +24,7 @@ class Interrupt:
         if self.signal_name:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
-        LOG.warning("%s: saving and stopping after this step; once more stops at once", self.signal_name)
+        LOG.info("%s: saving and stopping after this step; once more stops at once", self.signal_name)
 
 
 @contextlib.contextmanager

@@ -19,13 +19,14 @@ class NormalEquations:
         self.output_square = 0.0
 
     def add(self, inputs, outputs):
-        """Rows [n,D] and [n,C]; products in their own precision, sums in float64."""
+        """Rows [n,D] and [n,C]. In float64: float32 products of large channels are off by more than the least penalty adds."""
+        inputs, outputs = inputs.double(), outputs.double()
         self.count += len(inputs)
         self.gram += inputs.T @ inputs
         self.cross += inputs.T @ outputs
-        self.input_sum += inputs.double().sum(0)
-        self.output_sum += outputs.double().sum(0)
-        self.output_square += float(outputs.double().square().sum())
+        self.input_sum += inputs.sum(0)
+        self.output_sum += outputs.sum(0)
+        self.output_square += float(outputs.square().sum())
 
     def plus(self, other):
         """The equations of both sets of rows."""
