@@ -1,7 +1,6 @@
 """`piebridge forge`: make a proxy set, show a network or a set, or profile a set on this device."""
 
 import sys
-from pathlib import Path
 
 from piebridge.core.errors import UserError
 from piebridge.core.files import expand_user
@@ -56,5 +55,6 @@ def _make(arguments):
     from piebridge.forge.show_set import render_set
 
     folder = forge(arguments.network, expand_user(arguments.images), expand_user(arguments.out), settings)
-    profile = profile_set(folder, settings.profile_seconds)
-    return "\n\n".join([render_set(read_manifest(Path(folder))), profile, f"proxy set  {folder}"])
+    backend = read_manifest(folder)["facts"]["backend"]  # --profile measures the others as well
+    profile = profile_set(folder, settings.profile_seconds, batch_sizes=(1, 4), backends=[backend])
+    return "\n\n".join([render_set(read_manifest(folder)), profile, f"proxy set  {folder}"])
