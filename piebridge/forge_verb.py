@@ -55,6 +55,6 @@ def _make(arguments):
     from piebridge.forge.show_set import render_set
 
     folder = forge(arguments.network, expand_user(arguments.images), expand_user(arguments.out), settings)
-    backend = read_manifest(folder)["facts"]["backend"]  # --profile measures the others as well
-    profile = profile_set(folder, settings.profile_seconds, batch_sizes=(1, 4), backends=[backend])
+    used = read_manifest(folder)["facts"]["backends"]  # --profile measures the others as well
+    profile = profile_set(folder, settings.profile_seconds, batch_sizes=(1, 4), backends=used)
     return "\n\n".join([render_set(read_manifest(folder)), profile, f"proxy set  {folder}"])

@@ -54,7 +54,7 @@ class Bench:
     def try_out(self, network, resolution, precision):
         """The Trial of a network, or a text that says why there is none."""
         try:
-            segment = backends.build_segment(self._backend(precision), network, resolution, self.batch_size)
+            segment = backends.build_segment(self.backend_of(precision), network, resolution, self.batch_size)
             fitted, held_out, times = self._features(segment, resolution)
         except (UserError, RuntimeError) as reason:  # a resolution at which the network does not run, a backend without an operation
             return str(reason).splitlines()[0]
@@ -65,7 +65,8 @@ class Bench:
         return Trial(*times, alignment(held_out, self.original.held_out), alignment(moved, self.original.held_out), bridge,
                      bridge(fitted), moved)
 
-    def _backend(self, precision):
+    def backend_of(self, precision):
+        """Name of the backend that runs networks at a precision; Unsupported where there is none."""
         if precision == "int8":
             if backends.missing_packages(backends.INT8):
                 raise backends.Unsupported("int8 runs on OpenVINO, which is not installed (pip install openvino)")

@@ -87,7 +87,7 @@ class Build:
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
         policy, facts = self._policy(trials) if settings.policy else (None, None)
         order = nested_order(self.structure, self.levels) if self.widths else {}
-        write_proxy_set(self.out, self.original, proxies, self._facts(facts), policy, self._predictor(trials),
+        write_proxy_set(self.out, self.original, proxies, self._facts(facts, {candidate.precision for candidate in chosen}), policy, self._predictor(trials),
                         tensor_cuts(self.structure, order), settings.overwrite)
         shutil.rmtree(str(self.work))
         return self.out
@@ -220,8 +220,9 @@ class Build:
         cheapest = trials[-1]
         return fit_residual_predictor(cheapest.features, residuals[0], (cheapest.held_out, residuals[1]))[0]
 
-    def _facts(self, policy):
-        return {"tap": self.original.description["tap"], "resolution": self.native, "backend": self.bench.backend,
+    def _facts(self, policy, used):
+        return {"tap": self.original.description["tap"], "resolution": self.native,
+                "backends": sorted({self.bench.backend_of(precision) for precision in ("float",) + tuple(used)}),
                 "images": {"fitted": len(self.images.fitted), "held_out": len(self.images.held_out)}, "policy": policy,
                 "settings": {name: list(value) if isinstance(value, tuple) else value for name, value in
                              dataclasses.asdict(self.settings).items()}}
