@@ -87,8 +87,9 @@ class Build:
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
         policy, facts = self._policy(trials) if settings.policy else (None, None)
         order = nested_order(self.structure, self.levels) if self.widths else {}
-        write_proxy_set(self.out, self.original, proxies, self._facts(facts, {candidate.precision for candidate in chosen}), policy, self._predictor(trials),
-                        tensor_cuts(self.structure, order), settings.overwrite)
+        facts = self._facts(facts, {candidate.precision for candidate in chosen})
+        write_proxy_set(self.out, self.original, proxies, facts, policy, self._predictor(trials), tensor_cuts(self.structure, order),
+                        settings.overwrite)
         shutil.rmtree(str(self.work))
         return self.out
 
