@@ -13,9 +13,10 @@ class PolicyRouter:
 
     network: a GraphNetwork with a square input and one output per level, the original's first, the cheapest proxy's last.
     level_count: the levels that there are, the original included. UserError where the policy was trained for another number.
+    segment: images [N, 3, S, S] -> the policy's features, from core/backends; None: the network itself.
     """
 
-    def __init__(self, network, level_count):
+    def __init__(self, network, level_count, segment=None):
         description = network.description
         height, width = description["input_size"][-2:]
         if height != width:
@@ -24,6 +25,7 @@ class PolicyRouter:
             raise UserError(f"policy {description['name']}: it tells {network.head.out_features} levels apart, and there are "
                             f"{level_count} (the original and {level_count - 1} proxies); train it for this set")
         self.network, self.size = network.eval(), height
+        self._segment = segment or network.features
 
     def __call__(self, images):
         """Images float32 [N, 3, H, W], normalised as the policy's description says -> levels int64 [N], on the CPU.
@@ -33,7 +35,7 @@ class PolicyRouter:
         if tuple(images.shape[-2:]) != (self.size, self.size):
             images = F.adaptive_avg_pool2d(images, self.size)
         with torch.no_grad():
-            logits = self.network(images)
+            logits = self.network.head(self._segment(images))
         if not bool(torch.isfinite(logits).all()):
             raise UserError(f"policy {self.network.description['name']}: gives values that are not finite; is its file whole?")
         return logits.argmax(dim=1).cpu().numpy().astype(np.int64)

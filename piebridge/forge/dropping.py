@@ -88,10 +88,11 @@ class _Recovery:
         name = network.description["name"]
         if len(images) < LEAST_IMAGES:
             raise UserError(f"network {name}: {len(images)} images show too little of what a block does; give {LEAST_IMAGES} or more")
-        self.network, self.images = network, images
-        self.moments = batch_norm_moments(network, images)
+        self.network = network
+        self.images = images.contiguous(memory_format=torch.channels_last)  # twice as fast on a processor
+        self.moments = batch_norm_moments(network, self.images)
         with torch.no_grad():
-            self.features = network.features(images).cpu().numpy()
+            self.features = network.features(self.images).cpu().numpy()
         if not torch.isfinite(torch.from_numpy(self.features)).all():
             raise UserError(f"network {name}: features that are not finite; are the weights or the images broken?")
 

@@ -165,7 +165,7 @@ def test_the_gradient_in_bfloat16_is_about_the_same(network):
     images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     tap = network.description["blocks"][0]["output"]
     exact, rounded = (forward_and_backward(network, backend, tap, images)().float() for backend in ("folded", "bf16"))
-    assert 0 < (exact - rounded).norm() / exact.norm() < 0.3  # a value near 0 may fall on ReLU's other side
+    assert 0 < (exact - rounded).norm() / exact.norm() < 0.3  # a value near 0 may fall on the other side of a ReLU
 
 
 @pytest.fixture(scope="module")

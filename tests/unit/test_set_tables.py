@@ -34,8 +34,8 @@ def levels_table(times, refused=()):
 def proxy(name, resolution, precision, macs, error, **facts):
     figures = {key: {"block": {"cosine": 0.0, "relative_error": 9.0}, "pool": {"cosine": 1 - each / 2, "relative_error": each}}
                for key, each in (("before", 2 * error), ("after", error))}
-    return {"file": f"proxy_{resolution}.safetensors", "sha256": "0" * 64, "bytes": 1, "name": name, "resolution": resolution, "precision": precision,
-            "macs": macs, "facts": dict(facts, alignment=figures)}
+    return {"file": f"proxy_{resolution}.safetensors", "sha256": "0" * 64, "bytes": 1, "name": name, "resolution": resolution,
+            "precision": precision, "macs": macs, "facts": dict(facts, alignment=figures)}
 
 
 TABLE = levels_table({
