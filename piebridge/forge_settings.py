@@ -17,7 +17,7 @@ def _is_seconds(value):
 
 def _check_sizes(sizes):
     wrong = [text for text in sizes if not (text.isdigit() and 1 <= int(text) <= 4096)]
-    return f"'{wrong[0]}' is not a number of pixels from 1 to 4096" if wrong else None
+    return f"'{wrong[0]}' is not a number from 1 to 4096" if wrong else None
 
 
 def _check_precisions(precisions):
@@ -47,6 +47,7 @@ class ForgeSettings:
     delta: float = option(0.1, "most often that the residual router may exceed it", low=0.001, high=0.5)
     profile_seconds: Any = option(60, "seconds for the latency table of the finished set", accepts=_is_seconds,
                                   wanted="a number of seconds above 0")
+    batch_sizes: Tuple[str, ...] = option(("1", "4", "32"), "with --profile: images per call", check=_check_sizes)
     batch_size: int = option(8, "images per forward pass", low=1, high=1024)
     workers: Any = workers_option()
     seed: int = option(0, "seed of everything random", low=0, high=2 ** 31 - 1)

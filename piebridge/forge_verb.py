@@ -39,7 +39,7 @@ def _profile(arguments):
     settings = forge_settings(arguments.words)
     from piebridge.forge.profiling import profile_set
 
-    return profile_set(expand_user(arguments.network), settings.profile_seconds)
+    return profile_set(expand_user(arguments.network), settings.profile_seconds, [int(size) for size in settings.batch_sizes])
 
 
 def _make(arguments):

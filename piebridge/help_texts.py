@@ -60,7 +60,7 @@ Proxies are pruned inside the blocks, see smaller images, drop blocks, compute i
 the set keeps those that no other one beats in both time and alignment. Images need no labels. Interrupted, it goes on where it was.
 Settings: levels (10), least (0.2: time of the cheapest over the original's), images (512), held_out (128), widths (4), narrowest (0.4),
 multiple (8), resolutions (such as 192,160), precisions (float,int8), drops (2), align (none | statistics | closed | blocks), policy (true),
-policy_epochs, tolerance, delta, profile_seconds (60), batch_size, workers, seed, overwrite.
+policy_epochs, tolerance, delta, profile_seconds (60), batch_sizes (1,4,32), batch_size, workers, seed, overwrite.
 """,
     "configs": """
 examples:

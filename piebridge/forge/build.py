@@ -95,7 +95,7 @@ class Build:
 
     def _open_work(self):
         settings = {name: value for name, value in dataclasses.asdict(self.settings).items()
-                    if name not in ("overwrite", "profile_seconds")}
+                    if name not in ("overwrite", "profile_seconds", "batch_sizes")}
         key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
         found = read_json(self.work / "key.json")
         if self.work.exists() and not (isinstance(found, dict) and "forge" in found):

@@ -89,6 +89,25 @@ def test_an_original_is_trained_through_each_router(environment, forged, tmp_pat
     assert min(accuracies.values()) > 0.5
 
 
+def test_the_commands_of_the_readme(environment, tmp_path):
+    for name in ("arrows", "flags", "fruit", "mammals"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for path in sorted((CLIPART / name).iterdir())[:14]:
+            shutil.copy(str(path), str(tmp_path / "photos" / name))
+
+    def run(verb, *words):
+        done = subprocess.run([sys.executable, "-m", "piebridge", verb, *words], env=environment, cwd=str(tmp_path), stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("forge", "efficientnet_lite0", "--images", "photos", "--out", "proxynetworks/lite0", *SMALL)
+    profile = run("forge", "--profile", "proxynetworks/lite0", "profile_seconds=1", "batch_sizes=1")
+    assert "The original on every backend" in profile and "eager" in profile
+    trained = run("train", "efficientnet_lite0/Clipart10/ours", "data=photos", "output=res/photos_lite0", "proxies.set=proxynetworks/lite0")
+    assert "test accuracy" in trained
+
+
 def test_another_networks_set_is_refused(environment, forged, tmp_path):
     done = subprocess.run([sys.executable, "-m", "piebridge", "train", "efficientnet_lite0/Clipart10/ours", f"output={tmp_path / 'run'}",
                            "network=" + str(_other_network(tmp_path)), f"proxies.set={forged}"],

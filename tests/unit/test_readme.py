@@ -24,6 +24,7 @@ QUICK = (
     "piebridge doctor",
     "piebridge data",
 )
+FORGE = "tests/recipe/test_forge.py::test_the_commands_of_the_readme"
 END_TO_END = "tests/recipe/test_scripts_end_to_end.py"
 # {command: the test that runs it, on less data or with the output elsewhere}
 ELSEWHERE = {
@@ -41,6 +42,9 @@ ELSEWHERE = {
     "bash scripts/run_standalone_datasets/run_openclipart.sh 0": END_TO_END + "::test_a_standalone_data_set",
     "bash scripts/run_standalone_datasets/run_caltech101.sh 0":
         "tests/unit/test_scripts.py::test_a_data_set_that_is_not_here_says_how_to_get_it",
+    "piebridge forge efficientnet_lite0 --images photos --out proxynetworks/lite0": FORGE,
+    "piebridge forge --profile proxynetworks/lite0": FORGE,
+    "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos_lite0 proxies.set=proxynetworks/lite0": FORGE,
     "bash scripts/test.sh": "tests/unit/test_scripts.py::test_ci_runs_the_tests_and_nothing_else",
 }
 
