@@ -3,10 +3,14 @@
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import piebridge
@@ -219,10 +223,16 @@ def tiny_proxies(tiny):
             Proxy("12px", tiny.without_blocks([]), 12)]
 
 
+@pytest.fixture(scope="module")
+def written(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written") / "tiny set"
+    write_proxy_set(folder, tiny, tiny_proxies(tiny), {"data": "ünlabelled"}, policy=tiny)
+    return folder
+
+
 @pytest.fixture
-def folder(tiny, tmp_path):
-    write_proxy_set(tmp_path / "tiny set", tiny, tiny_proxies(tiny), {"data": "ünlabelled"}, policy=tiny)
-    return tmp_path / "tiny set"
+def folder(written, tmp_path):
+    return Path(shutil.copytree(str(written), str(tmp_path / "tiny set")))
 
 
 def test_what_is_not_the_originals_is_stored_once(tiny, folder):
@@ -238,6 +248,24 @@ def test_what_is_not_the_originals_is_stored_once(tiny, folder):
     third.get_submodule("block.1").running_mean.fill_(3)
     assert float(second.get_submodule("block.1").running_mean.abs().sum()) > 0
     assert loaded.original.fingerprint() == tiny.fingerprint()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations(range(16)), st.lists(st.integers(1, 16), min_size=1, max_size=3), st.booleans(), st.booleans())
+def test_any_levels_in_any_order_come_back(tiny, order, counts, is_ordered, is_reordered):
+    structure = structure_of(tiny)
+    proxies = []
+    for number, count in enumerate(counts):
+        kept = {"block.0": order[:count]}
+        proxies.append(Proxy(f"p{number}", prune(tiny, kept, structure), 16, kept=kept, cuts=tensor_cuts(structure, kept)))
+    with tempfile.TemporaryDirectory() as folder:
+        write_proxy_set(folder, tiny, proxies, order=tensor_cuts(structure, {"block.0": order}) if is_ordered else None)
+        loaded = load_proxy_set(folder, is_reordered)
+    assert loaded.in_own_order(loaded.original).fingerprint() == tiny.fingerprint()
+    for found, wanted in zip(loaded.proxies, proxies):
+        assert found.network.fingerprint() == wanted.network.fingerprint() and found.kept == wanted.kept
+        for key, tensor in loaded.original.state_dict().items():
+            assert torch.equal(cut(tensor, found.cuts.get(key, [])), found.network.state_dict()[key])
 
 
 def test_trained_parameters_are_shared_by_later_proxies(tiny, tmp_path):
