@@ -11,7 +11,7 @@ from torch import nn
 from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.forge.latency import original_level
-from piebridge.forge.profiling import not_worth, profile_set, render_latency
+from piebridge.forge.profiling import judgement, not_worth, profile_set, render_latency
 from piebridge.forge.set_facts import LevelFacts, fastest, level_facts, points_of
 from piebridge.forge.show_set import render_set
 from piebridge.forge.text_table import markdown_table, text_table
@@ -95,6 +95,14 @@ def test_levels_that_are_not_worth_having(times, expected):
     found = not_worth(table, ERRORS)
     assert sorted(found) == sorted(expected)
     assert all(found[name].startswith(sentence) for name, sentence in expected.items())
+
+
+def test_levels_for_a_backward_alone_are_told_apart():
+    table = levels_table({"original": {"eager": (5.0, 10.0)}, "a": {"openvino_int8": (2.0, None)}, "b": {"eager": (4.0, 8.0)},
+                          "c": {"eager": (3.9, 9.0)}})
+    sentences = judgement(table, ERRORS)
+    assert [sentence[:27] for sentence in sentences] == ["c is not worth having here:", "Worth having only where a b"]
+    assert sentences[1] == "Worth having only where a backward runs through them: b."
 
 
 def test_of_two_equal_levels_one_stays():
