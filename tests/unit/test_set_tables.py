@@ -122,7 +122,8 @@ def test_the_text_of_a_profile():
     assert ("original             4 +- 0.01 (100 %)  openvino\n192px                3 +- 0.01 ( 75 %)  openvino\n"
             "p076-191px-int8      2 +- 0.01 ( 50 %)  openvino_int8\n160px            2.001 +- 0.01 ( 50 %)  openvino\n") in text
     assert "backend   forward, batch 4  forward + backward, batch 4\neager           10 +- 0.01                   30 +- 0.01\n" in text
-    assert text.splitlines()[-1] == "Refused: 160px on onnxruntime: no kernel"
+    assert text.splitlines()[-2:] == ["Refused: 160px on onnxruntime: no kernel",
+                                      "Worth having only where a backward runs through them: 160px."]
 
 
 def test_the_text_of_a_set(manifest):
