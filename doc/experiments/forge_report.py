@@ -14,7 +14,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.files import atomic_path, write_text
 from piebridge.core.proxy_manifest import read_manifest
 from piebridge.forge.latency import BACKWARD, FORWARD
-from piebridge.forge.profiling import WORDS, not_worth
+from piebridge.forge.profiling import WORDS, judgement
 from piebridge.forge.set_facts import batch_sizes_of, level_facts, points_of
 from piebridge.forge.show_set import LEVEL_HEADER, LEVEL_SIDES, device_rows, level_rows
 from piebridge.forge.text_table import markdown_table
@@ -55,8 +55,8 @@ def section_lines(manifest, name, figure):
         versions = ", ".join(f"{package} {version}" for package, version in table["versions"].items() if version)
         lines += ["", f"**{device}**, {table['device']['threads']} threads, {versions}; batch {size}, milliseconds per image, medians of "
                   f"{_repeats(table, size)} interleaved calls.", "", markdown_table(rows, sides)]
-        reasons = not_worth(table, errors).values()
-        lines += [""] + [f"* {reason}" for reason in reasons] if reasons else []
+        sentences = judgement(table, errors)
+        lines += [""] + [f"* {sentence}" for sentence in sentences] if sentences else []
     return lines
 
 

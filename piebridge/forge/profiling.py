@@ -31,15 +31,15 @@ def profile_set(folder, seconds=SECONDS, batch_sizes=BATCH_SIZES, device="auto",
     return render_latency(table, {level.name: level.error for level in level_facts(proxy_set.manifest)})
 
 
-def not_worth(table, errors):
+def not_worth(table, errors, directions=(FORWARD, BACKWARD)):
     """{level: a sentence} of the levels that are of no use on the device of a latency table.
 
     errors: {level: relative error at the head's tap}; levels without one are not judged. A level is of no use at a batch size when
-    another one that is at least as well aligned is as fast, but for noise; and of no use at all when that is so at every batch size,
-    forward and backward, wherever it was measured. The sentence tells of the largest batch, forward.
+    another one that is at least as well aligned is as fast, but for noise; and of no use at all when that is so at every batch size
+    and direction in which it was measured. The sentence tells of the first direction, at the largest batch.
     """
     reasons = {}  # level: [a sentence, or None where it is of use], one for each batch size and direction
-    for direction in (FORWARD, BACKWARD):
+    for direction in directions:
         for batch_size in reversed(batch_sizes_of(table)):
             kept = []
             for point in sorted(points_of(table, errors, direction, batch_size), key=lambda each: (each.error, each.milliseconds)):
@@ -73,8 +73,15 @@ def render_latency(table, errors):
         rows = [header] + [_level_row(table, level, direction, sizes) for level in table["levels"]]
         lines += [f"{WORDS[direction].capitalize()}, each level on its fastest backend", text_table(rows, sides), ""]
     lines += ["The original on every backend", text_table(*_backend_rows(table, sizes)), ""]
-    lines += _refusals(table) + list(not_worth(table, errors).values())
-    return "\n".join(lines).rstrip()
+    return "\n".join(lines + _refusals(table) + judgement(table, errors)).rstrip()
+
+
+def judgement(table, errors):
+    """A sentence for each level that is not worth having, and a line on those that are of use for a backward alone."""
+    useless, slow = not_worth(table, errors), not_worth(table, errors, [FORWARD])
+    others = [level for level in slow if level not in useless]
+    only_backward = [f"Worth having only where a backward runs through them: {', '.join(others)}."] if others else []
+    return list(useless.values()) + only_backward
 
 
 def _level_row(table, level, direction, sizes):

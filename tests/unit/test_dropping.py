@@ -88,10 +88,10 @@ def test_what_is_left_is_what_a_refit_without_the_image_leaves(network, clip_art
     proxy = network.without_blocks(["blocks.0"]).eval()
     match_batch_norm(network, proxy, clip_art, clip_art)
     for name, buffer in proxy.named_buffers():
-        assert torch.equal(buffer, dict(recovery.network.named_buffers())[name])
+        torch.testing.assert_close(buffer, dict(recovery.network.named_buffers())[name], rtol=1e-4, atol=1e-6)
     with torch.no_grad():
         found, wanted = proxy.features(clip_art).double().numpy(), network.features(clip_art).double().numpy()
-        torch.testing.assert_close(recovery.network.features(clip_art).double().numpy(), found, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(recovery.network.features(clip_art).double().numpy(), found, rtol=1e-4, atol=1e-5)
     bridge, residuals = fit_bridge_map(found, wanted)
     np.testing.assert_allclose(recovery.residuals, residuals, rtol=1e-3)
     left = []

@@ -11,7 +11,7 @@ from torch import nn
 from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.forge.latency import original_level
-from piebridge.forge.profiling import not_worth, profile_set, render_latency
+from piebridge.forge.profiling import judgement, not_worth, profile_set, render_latency
 from piebridge.forge.set_facts import LevelFacts, fastest, level_facts, points_of
 from piebridge.forge.show_set import render_set
 from piebridge.forge.text_table import markdown_table, text_table
@@ -97,6 +97,14 @@ def test_levels_that_are_not_worth_having(times, expected):
     assert all(found[name].startswith(sentence) for name, sentence in expected.items())
 
 
+def test_levels_for_a_backward_alone_are_told_apart():
+    table = levels_table({"original": {"eager": (5.0, 10.0)}, "a": {"openvino_int8": (2.0, None)}, "b": {"eager": (4.0, 8.0)},
+                          "c": {"eager": (3.9, 9.0)}})
+    sentences = judgement(table, ERRORS)
+    assert [sentence[:27] for sentence in sentences] == ["c is not worth having here:", "Worth having only where a b"]
+    assert sentences[1] == "Worth having only where a backward runs through them: b."
+
+
 def test_of_two_equal_levels_one_stays():
     table = levels_table({name: {"eager": (4.0, None)} for name in ("original", "a", "b")})
     table["levels"]["original"]["eager"]["forward_ms"]["4"] = cell(9.0)
@@ -114,7 +122,8 @@ def test_the_text_of_a_profile():
     assert ("original             4 +- 0.01 (100 %)  openvino\n192px                3 +- 0.01 ( 75 %)  openvino\n"
             "p076-191px-int8      2 +- 0.01 ( 50 %)  openvino_int8\n160px            2.001 +- 0.01 ( 50 %)  openvino\n") in text
     assert "backend   forward, batch 4  forward + backward, batch 4\neager           10 +- 0.01                   30 +- 0.01\n" in text
-    assert text.splitlines()[-1] == "Refused: 160px on onnxruntime: no kernel"
+    assert text.splitlines()[-2:] == ["Refused: 160px on onnxruntime: no kernel",
+                                      "Worth having only where a backward runs through them: 160px."]
 
 
 def test_the_text_of_a_set(manifest):
