@@ -2,7 +2,7 @@
 
 import torch
 
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the Gram matrix's mean eigenvalue
+PENALTIES = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)  # in units of the Gram matrix's mean eigenvalue
 
 
 class NormalEquations:
@@ -19,13 +19,14 @@ class NormalEquations:
         self.output_square = 0.0
 
     def add(self, inputs, outputs):
-        """Rows [n,D] and [n,C]; products in their own precision, sums in float64."""
+        """Rows [n,D] and [n,C]. Products are in float64 too: in float32, activations with a large mean lose the small eigenvalues."""
+        inputs, outputs = inputs.double(), outputs.double()
         self.count += len(inputs)
         self.gram += inputs.T @ inputs
         self.cross += inputs.T @ outputs
-        self.input_sum += inputs.double().sum(0)
-        self.output_sum += outputs.double().sum(0)
-        self.output_square += float(outputs.double().square().sum())
+        self.input_sum += inputs.sum(0)
+        self.output_sum += outputs.sum(0)
+        self.output_square += float(outputs.square().sum())
 
     def plus(self, other):
         """The equations of both sets of rows."""
