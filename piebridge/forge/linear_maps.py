@@ -1,4 +1,4 @@
-"""Which linear maps of a stretch can be refitted: those that reach a value of the original's shape through affine operations alone."""
+"""Which linear maps of a stretch can be refitted: those that reach a value that the original has too through affine operations alone."""
 
 from dataclasses import dataclass
 
@@ -27,12 +27,13 @@ class Site:
     maps: tuple
 
 
-def find_sites(description, is_block=True):
+def find_sites(description, is_block=True, reading=()):
     """The sites of a stretch (see forge/segments.py), in order.
 
     A map's target is the last node that it reaches through eval-mode batch norms, sums, Identity and Dropout with no other reader on
     the way: the value before a final activation, for example. In a block the targets are sums (of the attention and of the MLP in a
-    transformer) and what no further product follows. Elsewhere nothing is cut, and all maps are taken.
+    transformer), what no further product follows, and what is given by the modules of `reading`, those that read fewer channels than
+    the original's. Elsewhere nothing is cut, and all maps are taken.
     """
     readers, users = {}, {}
     for node in description["nodes"]:
@@ -45,7 +46,8 @@ def find_sites(description, is_block=True):
         if node["operation"] in _MAPS and node["arguments"].get("groups", 1) == 1 and len(users[node["module"]]) == 1:
             target, norms = _reach(node, readers, users)
             groups.setdefault(target, []).append(LinearMap(node["name"], node["module"], node["inputs"][0], norms))
-    sites = [Site(target, tuple(maps)) for target, maps in groups.items() if _is_wanted(description, target, is_block)]
+    sites = [Site(target, tuple(maps)) for target, maps in groups.items()
+             if not is_block or any(each.module in reading for each in maps) or _is_last(description, target)]
     order = {node["name"]: position for position, node in enumerate(description["nodes"])}
     return sorted(sites, key=lambda site: order[site.target])
 
@@ -65,9 +67,8 @@ def _reach(node, readers, users):
     return node["name"], tuple(norms)
 
 
-def _is_wanted(description, target, is_block):
-    if not is_block:
-        return True
+def _is_last(description, target):
+    """Whether it is a sum, or no further product follows."""
     node = graph.nodes_by_name(description)[target]
     if node["operation"] == "add" and len(node["inputs"]) == 2:
         return True

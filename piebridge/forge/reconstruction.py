@@ -30,25 +30,26 @@ class ReconstructionSettings:
     positions: int = 64
     held_out: int = 4
     penalties: tuple = PENALTIES
-    statistics_images: int = 96
+    statistics_images: int = 64
     seed: int = 0
 
 
 def reconstruct(original, proxy, batches, settings=None, cuts=None, scratch=None, on_step=lambda: None):
     """Align `proxy` in place; tensors that it shares with the original and that change become its own. Returns a list of dicts.
 
-    batches, scratch: see segments.walk. cuts: of the proxy, {state dict key: [(axis, positions)]}, where channels were cut: which of
-    the original's batch-norm channels its own are. on_step: called before each batch; what it raises ends the work.
+    batches, scratch: see segments.walk. cuts: of the proxy, {state dict key: [(axis, positions)]} (pruning.tensor_cuts), where channels
+    were cut: which of the original's its own are. on_step: called before each batch; what it raises ends the work.
     A dict of the result: block; target, maps: what was refitted, None where nothing can be folded; penalty (None: nothing better
     than the sliced weights); before, after: |f - g| / |g| over the sampled positions of held-out images.
     """
-    settings, report = settings or ReconstructionSettings(), []
+    settings, cuts, report = settings or ReconstructionSettings(), cuts or {}, []
+    reading = {key[:-len(".weight")] for key, slices in cuts.items() if key.endswith(".weight") and 1 in dict(slices)}
     with own_parameters(proxy):
         for stretch in walk(original, proxy, batches, scratch):
             if settings.redoes_statistics:
-                _match_statistics(stretch, settings.statistics_images, cuts or {})
-            sites = find_sites(stretch.proxy.description, stretch.is_block)
-            results = [_refit(stretch, site, settings, on_step) for site in sites if site.target in _names(stretch.original)]
+                _match_statistics(stretch, settings.statistics_images, cuts)
+            sites = find_sites(stretch.proxy.description, stretch.is_block, reading)
+            results = [_refit(stretch, site, settings, cuts, on_step) for site in sites if site.target in _names(stretch.original)]
             results = [result for result in results if result]
             if not results:
                 LOG.info("%s: nothing that can be refitted", stretch.name)
@@ -74,16 +75,17 @@ def _match_statistics(stretch, count, cuts):
     match_batch_norm(stretch.original, stretch.proxy, *batches, channels)
 
 
-def _refit(stretch, site, settings, on_step):
+def _refit(stretch, site, settings, cuts, on_step):
     """Refit the maps of one site together; None where the shapes do not allow it."""
     modules = [stretch.proxy.get_submodule(each.module) for each in site.maps]
     has_offset = any(each.norms or module.bias is not None for each, module in zip(site.maps, modules))
+    kept = dict(cuts.get(site.maps[0].module + ".weight", ())).get(0)
     generator = torch.Generator().manual_seed(settings.seed)
     equations, squares = None, 0.0
     size = max(1, min(BATCH, len(stretch.inputs) // (2 * settings.held_out)))
     for number, images in enumerate(stretch.batches(size)):
         on_step()
-        rows = _rows(stretch, site, modules, images, settings.positions, generator)
+        rows = _rows(stretch, site, modules, kept, images, settings.positions, generator)
         if rows is None:
             return None
         inputs, errors, square = rows
@@ -101,8 +103,11 @@ def _refit(stretch, site, settings, on_step):
     return _result(stretch, site, penalty, (held_out.output_square / squares) ** 0.5, (after / squares) ** 0.5)
 
 
-def _rows(stretch, site, modules, images, count, generator):
-    """Sampled rows of the maps' inputs [n,D], of the errors at the target [n,C], and the sum of squares of the original's values."""
+def _rows(stretch, site, modules, kept, images, count, generator):
+    """Sampled rows of the maps' inputs [n,D], of the errors at the target [n,C], and the sum of squares of the original's values.
+
+    kept: positions of the target's channels in the original, where some were cut, else None.
+    """
     sources = [each.source for each in site.maps]
     inputs = stretch.inputs.read(images, device_of(stretch.proxy))
     with torch.no_grad():
@@ -114,6 +119,8 @@ def _rows(stretch, site, modules, images, count, generator):
             wanted = stretch.original.values(before, [site.target])[site.target]
     found = values[site.target]
     is_map = all(isinstance(module, torch.nn.Conv2d) for module in modules)
+    if kept is not None:
+        wanted = wanted[:, kept] if is_map else wanted[..., kept]
     wanted = resampled(wanted, found) if is_map else wanted
     if wanted.shape != found.shape or not _fits(found, modules):
         return None

@@ -100,7 +100,7 @@ def test_an_epoch_is_that_of_plain_pytorch(network, has_labels):
         for f, g in zip(found, wanted):
             f, g = f.flatten(1), g.flatten(1)
             loss = loss + (0.5 * (1 - F.cosine_similarity(f, g)) + ((f - g) ** 2).sum(1) / (g ** 2).sum(1)).mean()
-        expected.append(float(loss))
+        expected.append(float(loss.detach()))
         optimizer.zero_grad()
         loss.backward()
         optimizer.param_groups[0]["lr"] = 0.5 * 1e-3 * (1 + np.cos(np.pi * step / 2))
