@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def checkout(tmp_path, monkeypatch):
     """A copy of the project in a folder whose name has a space and an umlaut, with 12 images per class of the embedded set."""
     monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
+    monkeypatch.delenv("PIEBRIDGE_DATASETS", raising=False)
     copy = tmp_path / "my chäckout"
     for name in ("piebridge", "scripts", "res/train_log"):
         shutil.copytree(str(ROOT / name), str(copy / name), ignore=_leave_out_runs)
