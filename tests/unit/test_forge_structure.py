@@ -200,12 +200,12 @@ def test_show_of_a_transformer_and_of_another_size(capsys):
 
 
 @pytest.mark.parametrize("argv, message", [
-    (["resnet50"], "forge resnet50: give --show; to show a network's structure is all that forge does so far"),
+    (["resnet50"], "forge resnet50: give --images DIR (or --show to see its structure, --profile to measure a set)"),
     (["resnet5", "--show"], "unknown network 'resnet5' (did you mean 'resnet50'?); known: efficientnet_lite0, "),
     (["vit_b_16", "--show", "--size", "100"], "network vit_b_16: does not run on images of 100 x 100 pixels, its own size is 224 x 224 ("),
     (["resnet50", "--show", "--size", "0"], "--size 0: pixels of a square image, at least 1"),
     (["no/such.safetensors", "--show"], "no/such.safetensors"),
-    (["--show"], "the following arguments are required: NETWORK"),
+    (["--show"], "the following arguments are required: NETWORK|SET"),
 ])
 def test_bad_usage_is_one_line(argv, message, capsys):
     assert main(["forge"] + argv) == 2
