@@ -36,10 +36,10 @@ class ForgeImages:
             raise UserError(f"{folder}: {len(paths)} images that can be read; the forge needs at least {LEAST_IMAGES}, better hundreds")
         if len(self.bad) > MAX_BAD_SHARE * (len(paths) + len(self.bad)):
             raise UserError(f"{folder}: {len(self.bad)} of {len(paths) + len(self.bad)} images cannot be read, the first is {self.bad[0]}")
-        held_out = min(settings.held_out, max(LEAST_IMAGES // 4, len(paths) // 4))
-        self.samples = [_Sample(path) for path in paths]
+        held_out = min(settings.held_out, len(paths) // 3)
+        self.samples = [_Sample(path) for path in paths[:held_out + settings.images]]
         self.held_out = list(range(held_out))
-        self.fitted = list(range(held_out, len(paths)))
+        self.fitted = list(range(held_out, len(self.samples)))
         self.description, self.settings = description, settings
         self._check_colours(folder)
 
