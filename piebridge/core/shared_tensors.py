@@ -28,13 +28,14 @@ class SharedTensors:
         if is_reordered:
             tensors.update(self._nested)
             original = GraphNetwork(original.description, tensors).eval()
-        self.original, self._tensors = original, tensors
+        self.original, self._tensors, self._parts = original, tensors, {}
 
     def part(self, key, slices):
         """The part of a tensor that its slices (in the original's own order) name.
 
         Of a parameter: the parameter itself where nothing is cut, a view where its positions are a prefix in nested order (or
-        in the own order, where the set has no other), otherwise a copy. Buffers are copies, since batch norm writes to them.
+        in the own order, where the set has no other), otherwise a copy; the same part is the same object. A joint matrix of query,
+        key and value is three prefixes, and so copied. Buffers are copies, since batch norm writes to them.
         """
         if key in self.order and (slices or self.is_reordered):
             base, slices = self._nested[key], reordered(slices, self.order[key])
@@ -43,7 +44,12 @@ class SharedTensors:
         slices = _not_whole(slices, base.shape)
         if not isinstance(base, nn.Parameter):
             return cut(base, slices).clone()
-        return base if not slices else _like(base, cut(base.detach(), slices))
+        if not slices:
+            return base
+        place = key, tuple((axis, tuple(positions)) for axis, positions in slices)
+        if place not in self._parts:
+            self._parts[place] = _like(base, cut(base.detach(), slices))
+        return self._parts[place]
 
 
     def cuts_in_memory(self, cuts):
