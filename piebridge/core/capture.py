@@ -32,9 +32,13 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
             traced = fx.GraphModule(module, tracer.trace(module))
         except fx.proxy.TraceError as error:
             raise UserError(f"network {name}: cannot capture a forward whose course depends on its input ({one_line(error)})") from None
-        runs = [_Recorder(traced).record(_trial_batch(1, input_size))]
-        if translation.depends_on_sizes(traced, runs[0]):
-            runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))
+        try:
+            runs = [_Recorder(traced).record(_trial_batch(1, input_size))]
+            if translation.depends_on_sizes(traced, runs[0]):
+                runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))
+        except RuntimeError as error:
+            size = " x ".join(str(each) for each in input_size)
+            raise UserError(f"network {name}: does not run on images of {size} values ({one_line(error)[:200]})") from None
         nodes, output, scopes, shapes = translation.translate(name, traced, runs, tracer.scopes)
         trial_tensors = module.state_dict()
         nodes, output, joined = graph.join_averaged_heads(nodes, output)

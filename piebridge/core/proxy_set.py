@@ -24,6 +24,7 @@ from piebridge.core.files import PART_SUFFIX, expand_user, sync, write_text
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.order_file import read_order, write_order
 from piebridge.core.packages import one_line
+from piebridge.core.predictor_file import load_predictor, save_predictor
 from piebridge.core.proxy_file import Proxy, check_proxy, read_proxy_file, write_proxy_file
 from piebridge.core.shared_tensors import SharedTensors, in_own_order
 
@@ -75,14 +76,8 @@ def load_proxy_set(folder, is_reordered=False):
         if proxy.name != entry.get("name"):
             raise UserError(f"{path}: holds the proxy {proxy.name!r} where {proxy_manifest.NAME} lists {entry.get('name')!r:.60}")
     policy = load_network_file(folder / proxy_manifest.POLICY) if manifest.get("policy") else None
-    predictor = _load_predictor(folder / proxy_manifest.PREDICTOR) if manifest.get("predictor") else None
+    predictor = load_predictor(folder / proxy_manifest.PREDICTOR) if manifest.get("predictor") else None
     return ProxySet(folder, manifest, source, list(proxies.values()), policy, predictor)
-
-
-def _load_predictor(path):
-    from piebridge.core.predictor_file import load_predictor
-
-    return load_predictor(path)
 
 
 def write_proxy_set(folder, original, proxies, facts=None, policy=None, predictor=None, order=None, overwrite=False):
@@ -131,8 +126,6 @@ def _write_files(folder, original, proxies, facts, policy, predictor, order):
         save_network(policy, paths["policy"])
         manifest["policy"] = proxy_manifest.file_entry(paths["policy"])
     if predictor is not None:
-        from piebridge.core.predictor_file import save_predictor
-
         save_predictor(predictor, paths["predictor"])
         manifest["predictor"] = proxy_manifest.file_entry(paths["predictor"])
     return manifest

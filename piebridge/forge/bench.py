@@ -46,7 +46,7 @@ class Bench:
         name = original.description["name"]
         if not (np.isfinite(fitted).all() and np.isfinite(held_out).all()):
             raise UserError(f"network {name}: its features are not finite; is the file whole?")
-        if float(fitted.std(0).max()) < 1e-6 * max(1.0, float(np.abs(fitted).max())):
+        if float(fitted.std(0).max()) <= 1e-6 * float(np.abs(fitted).max()):
             raise UserError(f"network {name}: gives the same features for all images; is it trained, are they alike?")
         self.original = Trial(*times, (0.0, 1.0), (0.0, 1.0), None, fitted, held_out)
         LOG.info("the original runs on %s, %.3g ms per image", self.backend, times[0])
