@@ -38,7 +38,7 @@ def capture(module, name, input_size, mean, std, interpolation="bilinear", crop_
                 runs.append(_Recorder(traced).record(_trial_batch(2, input_size)))
         except RuntimeError as error:
             size = " x ".join(str(each) for each in input_size)
-            raise UserError(f"network {name}: does not run on images of {size} values ({one_line(error)[:200]})") from None
+            raise UserError(f"network {name}: does not run on images of {size} values ({one_line(error)})") from None
         nodes, output, scopes, shapes = translation.translate(name, traced, runs, tracer.scopes)
         trial_tensors = module.state_dict()
         nodes, output, joined = graph.join_averaged_heads(nodes, output)

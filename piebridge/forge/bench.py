@@ -11,6 +11,7 @@ from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.errors import UserError
 
 LOG = logging.getLogger(__name__)
+LEAST_CALLS = 20  # timed, of each network
 BRIDGE_RANK = 64  # of a stored map; a full one of 512 images would be as large as a third of EfficientNet-Lite0
 
 
@@ -78,15 +79,24 @@ class Bench:
     def _features(self, segment, size):
         """Features of the fitted [N,D] and the held-out [M,D] images, and (median ms per image, interquartile range, calls)."""
         order = self.images.held_out + self.images.fitted
-        pieces, times = [], []
-        for number, batch in enumerate(self.images.batches(order, size, self.batch_size)):
-            start = time.perf_counter()
-            pieces.append(segment(batch).numpy())
-            if number and len(batch) == self.batch_size:  # the first call warms up
-                times.append(1000 * (time.perf_counter() - start) / len(batch))
+        pieces, times, first = [], [], None
+        for batch in self.images.batches(order, size, self.batch_size):
+            first = batch if first is None else first
+            pieces.append(_timed(segment, batch, times))
+        times = times[1:-1]  # the first call warms up, the last batch may be smaller
+        while len(times) < LEAST_CALLS:
+            _timed(segment, first, times)
         features, count = np.concatenate(pieces), len(self.images.held_out)
         low, middle, high = np.percentile(times, (25, 50, 75))
         return features[count:], features[:count], (float(middle), float(high - low), len(times))
+
+
+def _timed(segment, batch, times):
+    """Features of a batch as an array; the milliseconds per image are added to `times`."""
+    start = time.perf_counter()
+    features = segment(batch).numpy()
+    times.append(1000 * (time.perf_counter() - start) / len(batch))
+    return features
 
 
 def alignment(features, reference):
