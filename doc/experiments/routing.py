@@ -185,6 +185,7 @@ def main(data="Openclipart", epochs="20", seeds="2"):
     samples, test = open_part(data, "train"), open_part(data, "test")
     found, costs = all_levels(network, samples, tuple(sorted({name for names in LADDERS for name in names})))
     tested = torch.from_numpy(features(network, test)), torch.tensor([each.label for each in test])
+    torch.set_num_threads(1)  # for networks this small a second thread saves little, and anything else that runs costs it much
     for names in LADDERS:
         print(f"\n{data}, {len(samples)} images; level cost / error", flush=True)
         ladder = Ladder(found, costs, names, [each.label for each in samples], tested)
