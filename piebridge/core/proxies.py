@@ -37,16 +37,17 @@ def blocks_to_drop(network, count, images):
     return sorted(changes, key=changes.get)[:count]
 
 
-def match_batch_norm(original, proxy, images, proxy_images):
+def match_batch_norm(original, proxy, images, proxy_images, channels=None):
     """Redo the proxy's batch-norm statistics so that each layer's output has the mean and deviation that the original's has.
 
     Both see the same images (float32 [N, 3, S, S], each at its own resolution), in one batch. Statistics taken from these images
     alone would replace those of the pretraining data, which the original keeps: measured, that costs 0.2 of cosine. So only the
     *difference* between the two networks is taken out: with r = deviation of the proxy's layer input over the original's,
     sqrt(var') = r sqrt(var) and mean' = mean of the proxy's input - r (mean of the original's input - mean). Layers are redone in
-    order, each on what the layers before it now give. Returns the proxy's features of its images, [N, D].
+    order, each on what the layers before it now give. channels: {layer name: positions}, of layers that were cut: which of the
+    original's channels the proxy has. Returns the proxy's features of its images, [N, D].
     """
-    return redo_batch_norm(proxy, proxy_images, batch_norm_moments(original, images))
+    return redo_batch_norm(proxy, proxy_images, batch_norm_moments(original, images), channels)
 
 
 def batch_norm_moments(network, images):
@@ -60,11 +61,14 @@ def batch_norm_moments(network, images):
     return moments
 
 
-def redo_batch_norm(proxy, images, moments):
-    """`match_batch_norm` with the original's `batch_norm_moments`; returns the proxy's features with the new statistics, [N, D]."""
+def redo_batch_norm(proxy, images, moments, channels=None):
+    """`match_batch_norm` with the original's `batch_norm_moments`, which can so serve several proxies."""
+    channels = channels or {}
+
     def redo(name):
         def hook(layer, inputs):
-            (mean, variance), (original_mean, original_variance) = _moments(inputs[0]), moments[name]
+            kept = channels.get(name, slice(None))
+            (mean, variance), (original_mean, original_variance) = _moments(inputs[0]), [each[kept] for each in moments[name]]
             ratio = (variance + layer.eps) / (original_variance + layer.eps)
             layer.running_mean.copy_(mean - ratio.sqrt() * (original_mean - layer.running_mean))
             layer.running_var.copy_((layer.running_var + layer.eps) * ratio - layer.eps)
