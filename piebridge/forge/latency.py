@@ -5,7 +5,6 @@ while slows all of them down. Backends and batch sizes are measured one after th
 level is in memory.
 """
 
-import gc
 import logging
 import statistics
 import time
@@ -172,8 +171,6 @@ def _measure_group(group, taps, seconds, clock, table):
             LOG.debug("%s on %s cannot be built", level.name, backend, exc_info=True)
             refused[level.name, backend] = one_line(failure)
     times, failed = take_turns(calls, seconds, clock)
-    del calls
-    gc.collect()  # descriptions and modules refer to each other; the next group needs their memory
     for (name, backend), each in times.items():
         cells = table["levels"][name].setdefault(backend, {}).setdefault(group.direction, {})
         cells[str(group.batch_size)] = summary(each, group.batch_size)
