@@ -5,7 +5,6 @@ while slows all of them down. Backends and batch sizes are measured one after th
 level is in memory.
 """
 
-import gc
 import logging
 import statistics
 import time
@@ -26,8 +25,8 @@ from piebridge.forge.structure import structure_of
 LOG = logging.getLogger(__name__)
 BATCH_SIZES = (1, 4, 32)
 FORWARD, BACKWARD = "forward_ms", "backward_ms"
-WARM_UPS = 2  # a traced network still specialises itself in its second call
-LEAST_REPEATS, MOST_REPEATS = 5, 50
+WARM_UPS = 1
+LEAST_REPEATS, MOST_REPEATS = 3, 50
 VERSIONED = ("torch", "openvino", "onnxruntime", "onnx")
 
 # what measure() takes; a Proxy of a set is one as well
@@ -172,8 +171,6 @@ def _measure_group(group, taps, seconds, clock, table):
             LOG.debug("%s on %s cannot be built", level.name, backend, exc_info=True)
             refused[level.name, backend] = one_line(failure)
     times, failed = take_turns(calls, seconds, clock)
-    del calls
-    gc.collect()  # descriptions and modules refer to each other; the next group needs their memory
     for (name, backend), each in times.items():
         cells = table["levels"][name].setdefault(backend, {}).setdefault(group.direction, {})
         cells[str(group.batch_size)] = summary(each, group.batch_size)
@@ -191,5 +188,7 @@ def _call(level, backend, group, tap):
     images = torch.randn(group.batch_size, 3, level.resolution, level.resolution, generator=generator)
     if group.direction == FORWARD:
         segment = build_segment(backend, level.network, level.resolution, group.batch_size)
+        if backend == "torchscript":
+            segment(images)  # it specialises itself in two calls, and one is the warm-up
         return lambda: segment(images)
     return forward_and_backward(level.network, backend, tap, images)

@@ -93,25 +93,25 @@ def test_warm_ups_do_not_count_and_levels_take_turns():
             run()
         return call
 
-    calls = {"a": noted("a", clock.call(9.0, 8.0, 0.1, 0.2, 0.3)), "b": noted("b", clock.call(7.0, 6.0, 1.0))}
+    calls = {"a": noted("a", clock.call(9.0, 0.1, 0.2, 0.3)), "b": noted("b", clock.call(7.0, 1.0))}
     times, refused = take_turns(calls, seconds=0.001, clock=clock)
-    assert refused == {} and LEAST_REPEATS == 5 and WARM_UPS == 2
-    assert times["a"] == pytest.approx([0.1, 0.2, 0.3, 0.3, 0.3])
-    assert times["b"] == pytest.approx([1.0] * 5)
-    assert order == ["a", "b"] * 7
+    assert refused == {} and LEAST_REPEATS == 3 and WARM_UPS == 1
+    assert times["a"] == pytest.approx([0.1, 0.2, 0.3])
+    assert times["b"] == pytest.approx([1.0] * 3)
+    assert order == ["a", "b"] * 4
 
 
 @pytest.mark.parametrize("seconds, repeats", [(0.0, LEAST_REPEATS), (3.5, LEAST_REPEATS), (10.5, 10), (1e6, MOST_REPEATS)])
 def test_repeats_fill_the_time_and_no_more(seconds, repeats):
     clock = Clock()
-    times, _ = take_turns({"a": clock.call(50.0, 50.0, 0.75), "b": clock.call(50.0, 50.0, 0.25)}, seconds, clock)
+    times, _ = take_turns({"a": clock.call(50.0, 0.75), "b": clock.call(50.0, 0.25)}, seconds, clock)
     assert len(times["a"]) == len(times["b"]) == repeats
 
 
 def test_a_slow_spell_hits_all_levels_alike():
     """One's share of the other is what it is on a quiet device, though a third of the rounds take ten times as long."""
     clock = Clock()
-    slowness = [1, 1] + [1, 10, 1] * 20
+    slowness = [1] + [1, 10, 1] * 20
     times, _ = take_turns({"original": clock.call(*[0.4 * each for each in slowness]),
                            "half": clock.call(*[0.2 * each for each in slowness])}, 30.0, clock)
     original, half = (summary(times[name], 1) for name in ("original", "half"))
@@ -119,7 +119,7 @@ def test_a_slow_spell_hits_all_levels_alike():
     assert half["median"] == pytest.approx(200)
 
 
-@pytest.mark.parametrize("failing_call", [1, 2, 3, 6])
+@pytest.mark.parametrize("failing_call", [1, 2, 4])
 def test_who_fails_is_out_with_the_reason_and_the_others_go_on(failing_call):
     clock, calls_made = Clock(), Counter()
 
