@@ -96,7 +96,7 @@ def test_the_bridge_map_is_ridge_regression_whichever_side_is_smaller(count, wid
         """The formula, primal form: (mean y, multiple a, W) and the map of x."""
         inputs, targets = x - x.mean(0), y - y.mean(0)
         multiple = (inputs * targets).sum() / (inputs ** 2).sum()
-        penalty = 0.3 * (inputs ** 2).sum() / min(count, width) * np.eye(width)
+        penalty = 0.3 * (inputs ** 2).sum() / count * np.eye(width)
         weights = np.linalg.solve(inputs.T @ inputs + penalty, inputs.T @ (targets - multiple * inputs))
         return y.mean(0) + multiple * inputs + inputs @ weights, inputs, penalty
     expected, inputs, penalty = fitted(proxy, original)
