@@ -34,7 +34,7 @@ def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
     """Ridge regression of the original's features on the proxy's, both float [N, D]; (BridgeMap, residuals [N]).
 
     With few samples the map must not wander far from a multiple of the identity, so what the best multiple leaves is regressed, and
-    the penalty (in units of the mean eigenvalue of the Gram matrix) is the one with the least leave-one-out error, which ridge
+    the penalty (in units of the mean eigenvalue of the N x N Gram matrix) is the one with the least leave-one-out error, which ridge
     regression gives in closed form: e_i / (1 - h_ii). The returned residuals are those leave-one-out errors relative to the
     original's norm: what the map leaves on samples that it has not seen, and so the label of the router.
     """
