@@ -41,8 +41,8 @@ def test_a_module_of_ones_own(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
     torch.manual_seed(0)
     module = models.mobilenet_v3_small(weights=None, num_classes=4).eval()
-    settings = forge_settings({"levels": 2, "least": 0.95, "images": 24, "held_out": 12, "widths": 1, "narrowest": 0.8, "resolutions": "96,64",
-                               "precisions": "float", "drops": 0, "policy": False})
+    settings = forge_settings({"levels": 2, "least": 0.95, "images": 24, "held_out": 12, "widths": 1, "narrowest": 0.8,
+                               "resolutions": "96,64", "precisions": "float", "drops": 0, "policy": False})
     proxy_set = load_proxy_set(forge(module, photos, tmp_path / "set", settings))
     images = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
