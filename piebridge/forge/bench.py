@@ -19,8 +19,8 @@ BRIDGE_RANK = 64  # of a stored map; a full one of 512 images would be as large 
 class Trial:
     """A network tried out. milliseconds: median of one image's forward; iqr: its interquartile range; repeats: calls that were timed.
 
-    before, after the bridge map, on held-out images: (mean relative error, mean cosine). features: bridged, of the fitted images
-    [N,D], and held_out [M,D].
+    before, after the bridge map, on held-out images: (mean relative error, mean cosine). fitted: features of the images that the map
+    was fitted on [N,D], before it; held_out: of the others [M,D], after it.
     """
 
     milliseconds: float
@@ -29,7 +29,7 @@ class Trial:
     before: tuple
     after: tuple
     bridge: object
-    features: np.ndarray
+    fitted: np.ndarray
     held_out: np.ndarray
 
 
@@ -61,10 +61,10 @@ class Bench:
             return str(reason).splitlines()[0]
         if not (np.isfinite(fitted).all() and np.isfinite(held_out).all()):
             return "its features are not finite"
-        bridge = fit_bridge_map(fitted, self.original.features)[0].of_rank(BRIDGE_RANK)
+        bridge = fit_bridge_map(fitted, self.original.fitted)[0].of_rank(BRIDGE_RANK)
         moved = bridge(held_out)
         return Trial(*times, alignment(held_out, self.original.held_out), alignment(moved, self.original.held_out), bridge,
-                     bridge(fitted), moved)
+                     fitted, moved)
 
     def backend_of(self, precision):
         """Name of the backend that runs networks at a precision; Unsupported where there is none."""
@@ -89,6 +89,15 @@ class Bench:
         features, count = np.concatenate(pieces), len(self.images.held_out)
         low, middle, high = np.percentile(times, (25, 50, 75))
         return features[count:], features[:count], (float(middle), float(high - low), len(times))
+
+
+def cross_fitted(features, reference):
+    """Features [N,D] as they are bridged where no map has seen them: each half by the map of the other."""
+    moved = np.empty_like(features)
+    for half in (slice(0, None, 2), slice(1, None, 2)):
+        other = slice(1 - half.start, None, 2)
+        moved[half] = fit_bridge_map(features[other], reference[other])[0](features[half])
+    return moved
 
 
 def _timed(segment, batch, times):

@@ -25,7 +25,7 @@ from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
 from piebridge.core.router import fit_residual_predictor, relative_residuals
 from piebridge.forge.alignment import measure_alignment
-from piebridge.forge.bench import Bench, Trial
+from piebridge.forge.bench import Bench, Trial, cross_fitted
 from piebridge.forge.block_regression import regress_blocks
 from piebridge.forge.dropping import drop_order, recover
 from piebridge.forge.images import ForgeImages
@@ -85,11 +85,13 @@ class Build:
         trials = [self._trial(candidate) for candidate in progress_bar(chosen, desc="bridge maps", unit="level")]
         bar = progress_bar(trials, desc="alignment", unit="level")
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
-        policy, facts = self._policy(trials) if settings.policy else (None, None)
+        # as an image that no map has seen: on those that it was fitted on, a cheap level looks better than it is
+        unseen = [cross_fitted(trial.fitted, self.bench.original.fitted) for trial in trials]
+        policy, facts = self._policy(trials, unseen) if settings.policy else (None, None)
         order = nested_order(self.structure, self.levels) if self.widths else {}
         facts = self._facts(facts, {candidate.precision for candidate in chosen})
-        write_proxy_set(self.out, self.original, proxies, facts, policy, self._predictor(trials), tensor_cuts(self.structure, order),
-                        settings.overwrite)
+        predictor, cuts = self._predictor(trials, unseen), tensor_cuts(self.structure, order)
+        write_proxy_set(self.out, self.original, proxies, facts, policy, predictor, cuts, settings.overwrite)
         shutil.rmtree(str(self.work))
         return self.out
 
@@ -203,23 +205,23 @@ class Build:
         return Proxy(candidate.name, network, candidate.resolution, candidate.precision, trial.bridge, kept,
                      tensor_cuts(self.structure, kept), facts)
 
-    def _policy(self, trials):
+    def _policy(self, trials, unseen):
         settings, original = self.settings, self.bench.original
         policy = make_policy(self.original, len(trials) + 1, settings.seed)
         images = torch.cat(list(self.images.batches(self.images.fitted, policy.description["input_size"][-1])))
-        features = torch.from_numpy(np.stack([original.features] + [trial.features for trial in trials], 1)).float()
+        features = torch.from_numpy(np.stack([original.fitted] + unseen, 1)).float()
         scores = [trial.milliseconds / original.milliseconds for trial in trials]
         facts = train_policy(policy, images, features, torch.tensor([1.0] + scores),
                              PolicySettings(epochs=settings.policy_epochs, seed=settings.seed), folder=self.work / "policy",
                              interrupt=self.interrupt)
         return policy, facts
 
-    def _predictor(self, trials):
-        """Residuals of all levels, from the cheapest one's features; scored on the held-out images, which no map has seen."""
-        residuals = [np.stack([relative_residuals(getattr(trial, part), getattr(self.bench.original, part)) for trial in trials], 1)
-                     for part in ("features", "held_out")]
-        cheapest = trials[-1]
-        return fit_residual_predictor(cheapest.features, residuals[0], (cheapest.held_out, residuals[1]))[0]
+    def _predictor(self, trials, unseen):
+        """Residuals of all levels, from the cheapest one's features; scored on the held-out images."""
+        original = self.bench.original
+        fitted = np.stack([relative_residuals(features, original.fitted) for features in unseen], 1)
+        held_out = np.stack([relative_residuals(trial.held_out, original.held_out) for trial in trials], 1)
+        return fit_residual_predictor(unseen[-1], fitted, (trials[-1].held_out, held_out))[0]
 
     def _facts(self, policy, used):
         return {"tap": self.original.description["tap"], "resolution": self.native,

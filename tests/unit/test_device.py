@@ -74,4 +74,4 @@ def test_peak_memory_is_that_since_the_start_and_stays():
     assert before + 40 < memory.mib() < before + 200
     peak = memory.mib()
     del block
-    assert memory.mib() >= peak
+    assert memory.mib() >= peak - 4  # the kernel counts pages per processor, and adds them up now and then
