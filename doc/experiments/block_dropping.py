@@ -14,7 +14,8 @@ from piebridge.core.costs import network_costs
 from piebridge.core.proxies import blocks_to_drop
 from piebridge.forge.dropping import drop_order, recover
 
-FITTED, HELD_OUT, MOST = 96, 256, 3
+MOST = 3
+FITTED, HELD_OUT = slice(0, 48), slice(96, 96 + 128)  # of the training images
 
 
 def features(network, batch):
@@ -34,7 +35,7 @@ def row(rule, network, blocks, fitted, held_out, wanted, costs):
 
 def main(data="Openclipart"):
     network, samples = original(), open_part(data, "train")
-    fitted, held_out = images(network, samples[:FITTED]), images(network, samples[FITTED:FITTED + HELD_OUT])
+    fitted, held_out = images(network, samples[FITTED]), images(network, samples[HELD_OUT])
     wanted, costs = features(network, held_out), network_costs(network)
     droppable = [block["name"] for block in network.description["blocks"] if block["is_residual"]]
     orders = {"changes least": blocks_to_drop(network, MOST, fitted)}
