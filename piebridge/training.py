@@ -54,6 +54,11 @@ class RunResult:
             raise AttributeError(f"a run has no '{name}'; it has {', '.join(record)}")
         return record[name]
 
+    def __repr__(self):
+        results = self.record["results"]
+        return (f"RunResult({self.status}, {self.method} on {self.dataset}, test_accuracy={results['test_accuracy']}, "
+                f"train_seconds={results['train_seconds']}, folder={str(self.folder)!r})")
+
     def load_network(self):
         """The tuned original, from its file."""
         return load_network(str(self.folder / "tuned.safetensors"))

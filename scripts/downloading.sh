@@ -4,7 +4,6 @@
 # Usage: bash scripts/downloading.sh [NAME ...]        for example: bash scripts/downloading.sh Openclipart
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-bash "$here/setup.sh"
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
 

@@ -1,13 +1,27 @@
 # shellcheck shell=bash
-# What the other scripts share; sourced, never run. Leaves the shell in the project's root with these set:
+# What the other scripts share; sourced, never run. Answers --help, sees to the environment, and leaves the shell in the project's root
+# with these set:
 #   root       the checkout              python    the virtual environment's interpreter
 # and the functions below.
 
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+case "${1:-}" in
+  -h | --help) # the comment at the head of the script
+    sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$(cd "$(dirname "$0")" && pwd)/$(basename "$0")"
+    exit 0
+    ;;
+  -*) printf '%s: unknown option; --help says what there is\n' "$1" >&2; exit 2 ;;
+esac
+bash "$root/scripts/setup.sh"
 cd "$root"
 # Another environment may be named, for example one that has a GPU build of torch; nothing is then installed into it.
 python="${PIEBRIDGE_VENV:-$root/.venv}/bin/python"
+needs='import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None or importlib.util.find_spec("yaml") is None)'
+if ! "$python" -c "$needs" 2>/dev/null; then
+  printf 'PIEBRIDGE_VENV=%s: no environment with Python and torch; install piebridge into it, or unset the variable\n' "${PIEBRIDGE_VENV:-}" >&2
+  exit 2
+fi
 failed=()
 
 say() { printf '%s\n' "$*"; }

@@ -5,7 +5,6 @@
 # Usage: bash scripts/measure.sh [OUTPUT_FOLDER]        SEEDS="0 1 2" DATASETS="Clipart10 Openclipart" may be set
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-bash "$here/setup.sh"
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
 

@@ -6,7 +6,6 @@
 # Usage: bash scripts/quickstart.sh        EPOCHS=2 bash scripts/quickstart.sh for a quick look
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-bash "$here/setup.sh"
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
 

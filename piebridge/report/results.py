@@ -10,6 +10,7 @@ from piebridge.core.errors import UserError
 # keys of a configuration that change neither what is learnt nor what it costs, or that a row averages over
 _FREE = ("seed", "output", "resume", "overwrite", "method", "network", "data", "epochs", "device", "pet.kind", "loader.workers",
          "checkpoint.seconds", "trust_pickle")
+KEPT = "measured"  # ask for this folder, or one below it, to see what is in it
 _CONDITIONS = ("loader.batch_size", "loader.augment", "splits.val_fraction", "splits.test_fraction", "splits.seed")
 
 
@@ -25,6 +26,7 @@ class Run:
     pet: str = "n/a"
     device: str = "n/a"
     conditions: str = ""  # what else has to agree for a comparison, in words
+    data: str = ""  # hash of the images' names and labels
     config: Tuple = ()  # ((key, text), ...) of what a method may vary
     ended: str = ""  # when, as the record says it
     epochs: Optional[int] = None
@@ -37,13 +39,17 @@ class Run:
     @property
     def setting(self) -> Tuple:
         """Runs are compared with each other only where these agree."""
-        return self.network, self.dataset, self.epochs, self.device, self.conditions
+        return self.network, self.dataset, self.epochs, self.device, self.conditions, self.data
 
 
 def collect(folder: Path) -> List[Run]:
-    """All runs below `folder`, in order of their paths. Raises UserError where there is none."""
+    """All runs below `folder`, in order of their paths, but for records of other machines that are kept in a folder `measured`.
+
+    Raises UserError where there is none.
+    """
     folder = Path(str(folder))
-    runs = [read_run(path) for path in sorted(folder.glob("**/run.json"))]
+    paths = [path for path in sorted(folder.glob("**/run.json")) if KEPT not in path.relative_to(folder).parts]
+    runs = [read_run(path) for path in paths]
     if not runs:
         raise UserError(f"{folder}: no run.json here or below; train something first, for example: "
                         "piebridge train efficientnet_lite0/Clipart10/ours")
@@ -65,6 +71,7 @@ def read_run(path: Path) -> Run:
             pet=_text(record.get("pet")),
             device=_text(record.get("device")),
             conditions=_conditions(_flat(config), record.get("device")),
+            data=str(record.get("data_sha256") or "")[:8],
             config=tuple(item for item in _flat(config).items() if item[0] not in _FREE + _CONDITIONS),
             ended=str(record.get("ended") or ""),
             epochs=_number(config.get("epochs")),
@@ -101,7 +108,7 @@ def left_out(runs: List[Run]) -> List[str]:
 
 
 def by_setting(runs: List[Run]) -> Dict[Tuple, List[Run]]:
-    """Finished runs by (network, dataset, epochs, device, conditions), in order of first appearance."""
+    """Finished runs by (network, dataset, epochs, device, conditions, data), in order of first appearance."""
     groups: Dict[Tuple, List[Run]] = {}
     for run in finished(runs):
         groups.setdefault(run.setting, []).append(run)
@@ -120,7 +127,7 @@ def by_method(runs: List[Run]) -> Dict[Tuple[str, str, str], List[Run]]:
 
 
 def describe_setting(setting: Tuple) -> str:
-    network, dataset, epochs, device, conditions = setting
+    network, dataset, epochs, device, conditions, _ = setting
     length = "n/a epochs" if epochs is None else f"{epochs} epoch{'' if epochs == 1 else 's'}"
     return f"{network} on {dataset}, {length}, {device}" + (f", {conditions}" if conditions else "")
 

@@ -14,7 +14,7 @@ SPREAD_NOTE = ("Mean +- sample standard deviation over n seeds; memory: the most
                "Ratio: the baseline's seconds / this row's; above 1 is faster.")
 COLUMNS = ("method", "n", "test accuracy %", "train seconds", "ratio to PET", "ratio to FTAll", "peak MiB",
            "trainable parameters")
-CSV_COLUMNS = ("network", "dataset", "epochs", "device", "conditions", "method", "pet", "variant", "n", "test_accuracy_mean",
+CSV_COLUMNS = ("network", "dataset", "epochs", "device", "conditions", "data", "method", "pet", "variant", "n", "test_accuracy_mean",
                "test_accuracy_sd", "train_seconds_mean", "train_seconds_sd",
                "ratio_to_pet", "ratio_to_ftall", "peak_mib", "trainable_parameters")
 

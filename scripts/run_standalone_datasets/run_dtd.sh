@@ -4,7 +4,6 @@
 # Usage: bash scripts/run_standalone_datasets/run_dtd.sh [GPU]        SEEDS="0 1 2" and NETWORKS="resnet mobilenet vit" may be set
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-bash "$here/setup.sh"
 # shellcheck source=scripts/lib.sh
 . "$here/lib.sh"
 

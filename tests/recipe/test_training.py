@@ -58,7 +58,8 @@ def test_the_python_example_of_the_readme(environment, images, tmp_path):
     done = subprocess.run([sys.executable, "-c", example], env=environment, cwd=str(tmp_path), stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, universal_newlines=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    *predictions, last = done.stdout.splitlines()
+    first, *predictions, last = done.stdout.splitlines()
+    assert first.startswith("success ") and first.endswith("from_python")
     assert len(predictions) == 20 and {line.split()[1] for line in predictions} <= {"arrows", "flags", "fruit", "mammals"}
     status, accuracy, classes = last.split()
     assert (status, classes) == ("success", "4") and 0.5 < float(accuracy) <= 1

@@ -4,13 +4,14 @@ import numpy as np
 import torch
 
 from piebridge.core.backends.onnx_emitter import OnnxEmitter
+from piebridge.core.backends.quiet_imports import import_onnxruntime
 from piebridge.core.backends.segment import Segment, threads
 from piebridge.core.backends.translation import translate
 
 
 def build_onnxruntime(network, input_size, batch_size):
     """float32."""
-    import onnxruntime
+    onnxruntime = import_onnxruntime()
     emitter = OnnxEmitter()
     parameter = emitter.parameter([batch_size, 3, input_size, input_size])
     model = emitter.model(parameter, translate(network, emitter, parameter))

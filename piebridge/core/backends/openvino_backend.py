@@ -5,6 +5,7 @@ import torch
 
 from piebridge.core.backends.openvino_emitter import OpenVinoEmitter
 from piebridge.core.backends.openvino_int8 import Int8Emitter
+from piebridge.core.backends.quiet_imports import import_openvino
 from piebridge.core.backends.segment import Segment, threads
 from piebridge.core.backends.translation import translate
 
@@ -25,7 +26,7 @@ def build_openvino_int8(network, input_size, batch_size):
 
 
 def _build(name, emitter, precision, network, input_size, batch_size):
-    import openvino
+    openvino = import_openvino()
     shape = [batch_size, 3, input_size, input_size]
     parameter = emitter.parameter(shape)
     model = emitter.model(parameter, translate(network, emitter, parameter))
