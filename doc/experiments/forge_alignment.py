@@ -20,7 +20,7 @@ from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
 from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
 
-FITTED, HELD_OUT, SCORED = 512, 160, 96
+FITTED, HELD_OUT, SCORED = 256, 128, 48
 DEFAULT = ("0.9", "0.76", "0.6", "0.45", "0.3", "0.6@192", "0.6@160", "1@160")
 
 
@@ -63,7 +63,7 @@ def main(*wanted):
         share, _, pixels = text.partition("@")
         data = Data(network, int(pixels or native))
         if scores is None:
-            scores = taylor_scores(network, structure, [pair[0][:16] for pair in data.fitted[:SCORED // 16]])
+            scores = taylor_scores(network, structure, torch.cat([pair[0] for pair in data.fitted])[:SCORED].split(16))
         kept = nested_levels(structure, scores, 1, float(share))[1].kept if float(share) < 1 else {}
         cuts = tensor_cuts(structure, kept)
         plain = copy_of(prune(network, kept, structure))
@@ -74,10 +74,8 @@ def main(*wanted):
             proxy = copy_of(plain)
             seconds = timed(reconstruct, network, proxy, data.fitted, settings, cuts)
             report(f"{text} {name}", network, proxy, data, seconds)
-        for epochs in (2, 6):
-            regressed = copy_of(proxy)
-            seconds = timed(regress_blocks, network, regressed, data.fitted, RegressionSettings(epochs=epochs))
-            report(f"{text} ... then {epochs} epochs of regression", network, regressed, data, seconds)
+        seconds = timed(regress_blocks, network, proxy, data.fitted, RegressionSettings())
+        report(f"{text} ... and block-wise regression", network, proxy, data, seconds)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ class RegressionSettings:
     """epochs: passes over the images for each block. rate: of AdamW, falling to zero as a cosine. held_out: share of the images that
     decide whether a block's new weights are kept."""
 
-    epochs: int = 4
+    epochs: int = 3
     batch_size: int = 16
-    rate: float = 3e-4
+    rate: float = 1e-3
     weight_decay: float = 0.0
     held_out: float = 0.125
     seed: int = 0

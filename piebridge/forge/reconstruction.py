@@ -24,7 +24,7 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ReconstructionSettings:
     """redoes_statistics: match batch norms first. positions: places or tokens sampled per image. held_out: every n-th batch chooses
-    the penalty. statistics_images: at most this many, in one batch."""
+    the penalty. penalties: to choose from; none: statistics alone. statistics_images: at most this many, in one batch."""
 
     redoes_statistics: bool = True
     positions: int = 64
@@ -48,6 +48,8 @@ def reconstruct(original, proxy, batches, settings=None, cuts=None, scratch=None
         for stretch in walk(original, proxy, batches, scratch):
             if settings.redoes_statistics:
                 _match_statistics(stretch, settings.statistics_images, cuts)
+            if not settings.penalties:
+                continue
             sites = find_sites(stretch.proxy.description, stretch.is_block, reading)
             results = [_refit(stretch, site, settings, cuts, on_step) for site in sites if site.target in _names(stretch.original)]
             results = [result for result in results if result]
