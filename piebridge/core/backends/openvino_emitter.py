@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from piebridge.core.backends.quiet_imports import import_openvino
 from piebridge.core.backends.segment import Unsupported
 
 
@@ -9,7 +10,7 @@ class OpenVinoEmitter:
     """Builds an `openvino.Model` of static shapes, float32."""
 
     def __init__(self):
-        import openvino
+        openvino = import_openvino()
         from openvino import opset1, opset13
         self._openvino, self._ops = openvino, opset13
         self._max_pool = opset1.max_pool  # later ones also return indices
