@@ -23,7 +23,7 @@ from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.decisions import Decisions
-from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer
+from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
 from piebridge.core.interrupt import interruptible
@@ -93,6 +93,7 @@ def _configure(config_or_run, overrides):
 def _train_in(folder, config, interrupt):
     device = resolve_device(config.device)
     make_repeatable(device)
+    warn_of_other_work(device)
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
     with clock.phase("setup"):

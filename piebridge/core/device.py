@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import resource
 
 import torch
@@ -33,6 +34,14 @@ def make_repeatable(device):
     """Have a GPU's convolutions compute the same each time; on the CPU they do."""
     if device.type == "cuda":
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+def warn_of_other_work(device):
+    """Torch's kernels wait for each other by spinning, and crawl where their threads do not get a core each."""
+    busy, cores = os.getloadavg()[0], usable_cores()
+    if device.type == "cpu" and busy > 1.5 * cores:  # a run that has just ended leaves one per core
+        LOG.warning("other work keeps this machine busy (load %.1f on %d cores): training may take many times as long; OMP_WAIT_POLICY=PASSIVE "
+                    "in the environment makes it less bad", busy, cores)
 
 
 def synchronizer(device):

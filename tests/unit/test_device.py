@@ -5,8 +5,9 @@ import os
 import pytest
 import torch
 
-from piebridge.core.device import PeakMemory, describe_device, limited_threads, resolve_device, synchronizer
+from piebridge.core.device import PeakMemory, describe_device, limited_threads, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import UserError
+from piebridge.core.workers import usable_cores
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -67,6 +68,16 @@ def test_threads_are_given_back_whatever_happens():
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the system keeps the peak of the whole process")
+@pytest.mark.parametrize("load, is_told", [(0.4, False), (1.0, False), (1.6, True)])
+def test_other_work_on_the_machine_is_told(load, is_told, monkeypatch, caplog):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load * usable_cores(), 0.0, 0.0))
+    warn_of_other_work(torch.device("cpu"))
+    assert ("OMP_WAIT_POLICY=PASSIVE" in caplog.text) == is_told
+    caplog.clear()
+    warn_of_other_work(torch.device("cuda"))
+    assert not caplog.text
+
+
 def test_peak_memory_is_that_since_the_start_and_stays():
     memory = PeakMemory(torch.device("cpu"))
     before = memory.mib()
