@@ -40,8 +40,8 @@ def warn_of_other_work(device):
     """Torch's kernels wait for each other by spinning, and crawl where their threads do not get a core each."""
     busy, cores = os.getloadavg()[0], usable_cores()
     if device.type == "cpu" and busy > 1.5 * cores:  # a run that has just ended leaves one per core
-        LOG.warning("other work keeps this machine busy (load %.1f on %d cores): training may take many times as long; OMP_WAIT_POLICY=PASSIVE "
-                    "in the environment makes it less bad", busy, cores)
+        LOG.warning("other work keeps this machine busy (load %.1f on %d cores): training may take many times as long; "
+                    "OMP_WAIT_POLICY=PASSIVE in the environment makes it less bad", busy, cores)
 
 
 def synchronizer(device):
