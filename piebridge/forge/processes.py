@@ -25,6 +25,8 @@ def process_group():
         distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
+        if is_shared:
+            distributed.barrier()  # gloo aborts a process whose peer closes the connection while it still listens
     finally:
         if is_shared:
             distributed.destroy_process_group()

@@ -1,5 +1,6 @@
 """Building the clip-art sets from a small package made here, unpacking what may be hostile, and the set in the checkout."""
 
+import functools
 import hashlib
 import io
 import json
@@ -175,8 +176,9 @@ def test_interrupted_build(tmp_path, how):
     many = [(ROOT + "shapes/arrows/more%d.png" % number, drawing(number, (700, 700 + number))) for number in range(30)]
     deb = package(tmp_path / "x.deb", extra=many)
     code = "import sys; from piebridge.core.openclipart import build_openclipart; build_openclipart(sys.argv[1], sys.argv[2])"
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is started in the background may be deaf to it
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "set"), str(deb)], cwd=str(CHECKOUT),
-                               stderr=subprocess.DEVNULL)
+                               stderr=subprocess.DEVNULL, preexec_fn=heard)
     building = tmp_path / ".set.building"
     deadline = time.time() + 30
     while not list(building.glob("set/arrows")) and time.time() < deadline:
