@@ -43,8 +43,6 @@ class ForgeSettings:
                         "blocks: closed, then each block trained on the original's features", choices=ALIGNMENTS)
     policy: bool = option(True, "train the paper's policy network as well")
     policy_epochs: int = option(20, "passes of the policy's training over the images", low=1, high=10000)
-    tolerance: float = option(0.35, "relative residual at the head's tap that the residual router may leave", low=0.0)
-    delta: float = option(0.1, "most often that the residual router may exceed it", low=0.001, high=0.5)
     profile_seconds: Any = option(60, "seconds for the latency table of the finished set", accepts=_is_seconds,
                                   wanted="a number of seconds above 0")
     batch_sizes: Tuple[str, ...] = option(("1", "4", "32"), "with --profile: images per call", check=_check_sizes)

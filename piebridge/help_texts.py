@@ -63,7 +63,7 @@ where it was. Settings, with their defaults:
   images=512 held_out=128    images to fit on, and to measure on
   widths=4 narrowest=0.4 multiple=8 drops=2 resolutions=192,160,128,96 precisions=float,int8        what to try
   align=closed               of pruned widths: none, statistics, closed, blocks
-  policy=true policy_epochs=20 tolerance=0.35 delta=0.1 profile_seconds=60 batch_sizes=1,4,32 batch_size=8 workers=auto seed=0
+  policy=true policy_epochs=20 profile_seconds=60 batch_sizes=1,4,32 batch_size=8 workers=auto seed=0
   overwrite=false
 """,
     "configs": """
