@@ -8,6 +8,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For small forwards: threads gain little and, on a busy machine, wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A copy of the project in a folder whose name has a space and an umlaut, with 12 images per class of the embedded set."""

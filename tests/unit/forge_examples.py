@@ -41,12 +41,12 @@ class Tower(nn.Module):
         return self.head(torch.flatten(self.pool(F.relu6(self.last_norm(self.last(x)))), 1))
 
 
-def random_tensors(shapes, seed=0):
-    """Weights that keep values at about their size from layer to layer, and batch-norm statistics that are not 0 and 1; float64."""
+def random_tensors(shapes, seed=0, dtype=torch.float64):
+    """Weights that keep values at about their size from layer to layer, and batch-norm statistics that are not 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for key, shape in shapes.items():
-        tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensor = torch.randn(shape, generator=generator, dtype=dtype)
         if key.endswith("running_var") or key.endswith("weight") and len(shape) == 1:
             tensor = tensor.abs() * 0.2 + 0.8
         else:

@@ -9,13 +9,7 @@ from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.errors import UserError
 from piebridge.forge.alignment import fit_bridge, measure_alignment
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,9 @@ from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.block_regression import RegressionSettings, regress_blocks, regression_loss
 from piebridge.forge.segments import own_parameters, walk
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS = RegressionSettings(epochs=3, batch_size=8, rate=3e-3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

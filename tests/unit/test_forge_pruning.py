@@ -7,6 +7,7 @@ whole one is torchvision's own module.
 
 import pytest
 import torch
+from forge_examples import random_tensors
 from torch import nn
 
 from piebridge.core.capture import capture
@@ -17,43 +18,21 @@ from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.forge import nested_levels, prune, structure_of, taylor_scores
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 models = pytest.importorskip("torchvision.models")
 timm = pytest.importorskip("timm")
 HALVES = ([0.5] * 3, [0.5] * 3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def random_tensors(shapes, seed=0):
-    """Weights that keep values at about their size from layer to layer, and batch-norm statistics that are not 0 and 1."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for key, shape in shapes.items():
-        tensor = torch.randn(shape, generator=generator)
-        if key.endswith("running_var") or key.endswith("weight") and len(shape) == 1:
-            tensor = tensor.abs() * 0.2 + 0.8
-        elif len(shape) > 1:
-            tensor *= (tensor[0].numel() / 2) ** -0.5
-        else:
-            tensor *= 0.1
-        tensors[key] = torch.tensor(0) if key.endswith("num_batches_tracked") else tensor
-    return tensors
-
-
 def known(name):
     description = read_description(name)
-    return GraphNetwork(description, random_tensors(expected_shapes(description))).eval()
+    return GraphNetwork(description, random_tensors(expected_shapes(description), dtype=torch.float32)).eval()
 
 
 def captured(module, name, size):
     network = capture(module, name, [3, size, size], *HALVES)
-    return GraphNetwork(network.description, random_tensors(expected_shapes(network.description))).eval()
+    return GraphNetwork(network.description, random_tensors(expected_shapes(network.description), dtype=torch.float32)).eval()
 
 
 def small_vit():

@@ -14,16 +14,10 @@ from piebridge.core.network_file import save_network
 from piebridge.core.networks import ARCHITECTURES
 from piebridge.forge.structure import structure_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 models = pytest.importorskip("torchvision.models")
 timm = pytest.importorskip("timm")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def without_memory(build):

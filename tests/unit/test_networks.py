@@ -18,21 +18,14 @@ from piebridge.core.networks import ARCHITECTURES, load_network
 from piebridge.core.state_dicts import load_restricted, match_by_order, read_state_dict
 from piebridge.core.transforms import Transform
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 data = pytest.importorskip("skimage.data")
 timm = pytest.importorskip("timm")
 Image = pytest.importorskip("PIL.Image")
 
 CATS = (281, 282, 285)  # tabby, tiger cat, Egyptian cat
 ESPRESSO = 967
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Forwards of single images: threads gain little and, on a busy machine, wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

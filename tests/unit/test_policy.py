@@ -26,16 +26,10 @@ from piebridge.forge.policy_network import Policy, check_policy_costs, make_poli
 from piebridge.forge.policy_tasks import make_task
 from piebridge.forge.policy_training import PolicySettings, train_policy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HALVES = ([0.5] * 3, [0.5] * 3)
 SCORES = [1.0, 0.5, 0.2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def small_policy(level_count=3, seed=0, size=16):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from forge_examples import random_tensors
 
 from piebridge.core.capture import capture
 from piebridge.core.descriptions import read_description
@@ -12,31 +13,15 @@ from piebridge.core.safetensors_file import read_header
 from piebridge.core.slices import cut
 from piebridge.forge import in_nested_order, nested_levels, nested_order, prune, structure_of, tensor_cuts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 models = pytest.importorskip("torchvision.models")
 timm = pytest.importorskip("timm")
 HALVES = ([0.5] * 3, [0.5] * 3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def with_random_weights(description):
-    """Weights that keep values at about their size from layer to layer, and batch-norm statistics that are not 0 and 1."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for key, shape in expected_shapes(description).items():
-        tensor = torch.randn(shape, generator=generator)
-        if key.endswith("running_var") or key.endswith("weight") and len(shape) == 1:
-            tensor = tensor.abs() * 0.2 + 0.8
-        else:
-            tensor *= (tensor[0].numel() / 2) ** -0.5 if len(shape) > 1 else 0.1
-        tensors[key] = torch.tensor(0) if key.endswith("num_batches_tracked") else tensor
-    return GraphNetwork(description, tensors).eval()
+    return GraphNetwork(description, random_tensors(expected_shapes(description), dtype=torch.float32)).eval()
 
 
 def small_vit():

@@ -18,16 +18,10 @@ from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
 from piebridge.forge.ridge import NormalEquations, choose_penalty
 from piebridge.forge.segments import part_of, walk
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 models = pytest.importorskip("torchvision.models")
 EXACT = ReconstructionSettings(penalties=(1e-12,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def rows(count, inputs=6, outputs=4, seed=0):

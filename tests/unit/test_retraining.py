@@ -17,15 +17,9 @@ from piebridge.core.safetensors_file import read_safetensors
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.retraining import RetrainingSettings, alignment_loss, main, retrain, task_loss
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
