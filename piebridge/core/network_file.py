@@ -49,22 +49,32 @@ def description_of(path, metadata):
     if KEY not in metadata:
         raise UserError(f"{path}: holds tensors but no network description; make it with piebridge (save_network), "
                         "or give a .pth state dict of a known architecture")
-    try:
-        description = json.loads(metadata[KEY], parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: its network description is no JSON ({str(error)[:100]})") from None
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise UserError(f"{path}: its description is not a {FORMAT}")
-    if description.get("version") != VERSION:
-        raise UserError(f"{path}: description version {description.get('version')!r:.20}; this piebridge reads version {VERSION}")
-    for key, (is_right, wanted) in _KEYS.items():
-        if key not in description:
-            raise UserError(f"{path}: its description lacks the key {key!r}")
-        if not is_right(description[key]):
-            raise UserError(f"{path}: {key}={description[key]!r:.60} in its description must be {wanted}")
+    description = checked_json(path, metadata[KEY], "description", FORMAT, VERSION, _KEYS)
     _check_nodes(path, description["nodes"])
     _check_references(path, description)
     return description
+
+
+def checked_json(path, text, what, wanted_format, version, keys, cure=""):
+    """The JSON object in a file's metadata, of a format and version, with the right value at each key. UserError.
+
+    what: the word for it in errors. keys: {key: (value -> whether it is right, what it must be, in words)}; further keys are
+    allowed. cure: what to give instead of something of another format.
+    """
+    try:
+        content = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: its {what} is no JSON ({str(error)[:100]})") from None
+    if not isinstance(content, dict) or content.get("format") != wanted_format:
+        raise UserError(f"{path}: its {what} is not a {wanted_format}{cure}")
+    if content.get("version") != version:
+        raise UserError(f"{path}: {what} version {content.get('version')!r:.20}; this piebridge reads version {version}")
+    for key, (is_right, wanted) in keys.items():
+        if key not in content:
+            raise UserError(f"{path}: its {what} lacks the key {key!r}")
+        if not is_right(content[key]):
+            raise UserError(f"{path}: {key}={content[key]!r:.60} in its {what} must be {wanted}")
+    return content
 
 
 def _refuse_constant(text):

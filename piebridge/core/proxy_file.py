@@ -22,7 +22,7 @@ from torch import nn
 from piebridge.core.bridge_map import BridgeMap
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
-from piebridge.core.network_file import KEY, MAX_INPUT_SIZE, description_of
+from piebridge.core.network_file import KEY, MAX_INPUT_SIZE, checked_json, description_of
 from piebridge.core.position_lists import PREFIX, PositionLists, StoredLists
 from piebridge.core.proxy_specs import LEAST_PIXELS
 from piebridge.core.safetensors_file import read_safetensors, tensor_bytes, write_safetensors
@@ -97,7 +97,8 @@ def read_proxy_file(path, source, original_sha256, earlier=None):
     """
     tensors, metadata = read_safetensors(path)
     description = description_of(path, metadata)
-    content = _content(path, metadata)
+    content = checked_json(path, metadata.get(PROXY_KEY, "null"), "proxy", FORMAT, VERSION, _KEYS,
+                           "; give a proxy of a set, made by piebridge forge")
     if content["original"] != original_sha256:
         raise UserError(f"{path}: made for another original (sha256 {content['original']!r:.20}, not {original_sha256[:16]}...); take "
                         "both from the same set")
@@ -115,28 +116,6 @@ def read_proxy_file(path, source, original_sha256, earlier=None):
     network = GraphNetwork(description, _network_tensors(path, description, tensors, source, cuts, content["shared"], earlier or {}))
     return Proxy(content["name"], network.eval(), content["resolution"], content["precision"], bridge, kept,
                  source.cuts_in_memory(cuts), content["facts"])
-
-
-def _content(path, metadata):
-    """The checked JSON of what a proxy is, but for what its tensors have to be compared with."""
-    try:
-        content = json.loads(metadata.get(PROXY_KEY, "null"), parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: what it says of its proxy is no JSON ({str(error)[:100]})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path}: is not a {FORMAT}; give a proxy of a set, made by piebridge forge")
-    if content.get("version") != VERSION:
-        raise UserError(f"{path}: proxy version {content.get('version')!r:.20}; this piebridge reads version {VERSION}")
-    for key, (is_right, wanted) in _KEYS.items():
-        if key not in content:
-            raise UserError(f"{path}: lacks the key {key!r} of a proxy")
-        if not is_right(content[key]):
-            raise UserError(f"{path}: {key}={content[key]!r:.60} of its proxy must be {wanted}")
-    return content
-
-
-def _refuse(text):
-    raise ValueError(f"the number {text}")
 
 
 def _is_resolution(value):
