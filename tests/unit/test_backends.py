@@ -378,3 +378,10 @@ def test_the_profile_forgets_the_oldest(monkeypatch):
     for number in range(4):
         device_profile.remember(number, number)
     assert device_profile.recall(0) is None and device_profile.recall(1) == 1
+
+
+def test_importing_openvino_tells_nobody():
+    pytest.importorskip("openvino")
+    code = ("import sys; from piebridge.core.backends.quiet_imports import import_openvino; import_openvino()\n"
+            "print([name for name in sys.modules if name.startswith('openvino_telemetry.')])")
+    assert subprocess.check_output([sys.executable, "-c", code], universal_newlines=True).strip() == "[]"

@@ -16,12 +16,12 @@ DEVICE = {"type": "cpu", "name": "Board CPU", "cores": 2, "threads": 2}
 
 
 def write_run(folder, method, seed=0, status="success", accuracy=0.9, seconds=100.0, pet="head", epochs=4, device=DEVICE,
-              dataset="Clipart10", peak_mib=900.5, parameters=12810, ended="2026-11-30T10:00:00Z", loader=(), optimizer=()):
+              dataset="Clipart10", peak_mib=900.5, parameters=12810, ended="2026-11-30T10:00:00Z", loader=(), optimizer=(), images="11aa"):
     run = RunFolder(folder)
     results = {"test_accuracy": accuracy, "val_accuracy": 0.9, "train_seconds": seconds, "wall_seconds": None, "phases": {},
                "peak_mib": peak_mib, "trainable_parameters": parameters, "energy_j": None}
     run.write_record({"status": status, "method": method, "network": "efficientnet_lite0", "dataset": dataset, "pet": pet,
-                      "seed": seed, "device": device, "ended": ended, "versions": {}, "results": results,
+                      "seed": seed, "device": device, "ended": ended, "data_sha256": images, "versions": {}, "results": results,
                       "config": {"epochs": epochs, "seed": seed, "loader": dict({"batch_size": 4}, **dict(loader)),
                                  "optimizer": dict({"lr": 1e-3}, **dict(optimizer))}, "plan": None})
     rows = [{"epoch": epoch, "train_loss": 1.0 / (epoch + 1), "train_seconds": (seconds or 1.0) * (epoch + 1) / epochs,
@@ -119,6 +119,17 @@ def test_other_epochs_devices_and_data_are_not_averaged(three_methods):
     rows = build_rows(collect(three_methods))
     assert sorted(row.n for row in rows if row.method == "PET") == [1, 1, 1, 1, 1, 3]
     assert [row.ratio_to_pet for row in rows if row.method == "ours"] == [pytest.approx(24.0)]
+
+
+def test_other_images_under_the_same_name_are_not_averaged(three_methods):
+    write_run(three_methods / "mine", "PET", seed=9, seconds=1e6, images="22bb")
+    assert sorted(row.n for row in build_rows(collect(three_methods)) if row.method == "PET") == [1, 3]
+
+
+def test_records_that_are_kept_count_only_where_they_are_asked_for(three_methods):
+    write_run(three_methods / "measured" / "board", "PET", seed=9)
+    assert {row.method: row.n for row in build_rows(collect(three_methods))}["PET"] == 3
+    assert [run.seed for run in collect(three_methods / "measured")] == [9]
 
 
 def test_a_seed_that_was_run_twice_counts_once(three_methods):

@@ -1,5 +1,6 @@
 """The shell scripts: clean to shellcheck, and calm and right about what is finished, failed, missing or stopped."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from piebridge.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "scripts").glob("**/*.sh")) + [".ci/run"]
@@ -87,6 +90,32 @@ def test_seeds_have_the_folders_that_the_tables_look_in(checkout):
     assert status == 0
     assert out.splitlines()[1::2] == [f"train {run} output=res/train_log/{run} seed=0 epochs=1",
                                       f"train {run} output=res/train_log/{run}/seed_2 seed=2 epochs=1"]
+
+
+@pytest.mark.parametrize("script", ("quickstart.sh", "measure.sh", "run_e2e.sh", "run_standalone_datasets/run_dtd.sh"))
+def test_help_says_what_a_script_does_and_does_nothing(checkout, script):
+    status, out, err = run_bash(checkout / "scripts" / script, "--help", cwd="/", PIEBRIDGE_VENV="/nowhere")
+    assert (status, err) == (0, "") and "Usage: bash scripts/" in out and "set -euo" not in out
+    status, out, err = run_bash(checkout / "scripts" / script, "--halp", cwd="/")
+    assert (status, out, err) == (2, "", "--halp: unknown option; --help says what there is\n")
+
+
+def test_an_environment_that_is_not_there_is_one_line(checkout):
+    status, out, err = run_bash(checkout / "scripts" / "run_ours.sh", cwd="/", PIEBRIDGE_VENV="/nowhere")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("PIEBRIDGE_VENV=/nowhere: no environment with Python and torch")
+
+
+def test_a_finished_run_of_another_configuration_is_not_taken_for_this_one(checkout):
+    run = "efficientnet_lite0/Clipart10/ours"
+    folder = checkout / "res" / "train_log" / run
+    config = load_config(folder / "config.yaml").as_dict()
+    for epochs, expected in ((config["epochs"], (0, "finished\n", "")), (3, (2, "", "epochs 3 -> 12"))):
+        (folder / "run.json").write_text(json.dumps({"status": "success", "config": dict(config, epochs=epochs)}))
+        status, out, err = run_with_lib(checkout, f"state_of res/train_log/{run} {run}")
+        assert (status, out) == expected[:2] and expected[2] in err
+    (folder / "run.json").unlink()
+    assert run_with_lib(checkout, f"state_of res/train_log/{run} {run}") == (0, "to do\n", "")
 
 
 def test_no_gpu_is_one_line_and_a_wrong_number_an_error(checkout):
