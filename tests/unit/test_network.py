@@ -364,3 +364,16 @@ def test_joins_two_heads_whose_mean_is_the_output():
     torch.testing.assert_close(network(images()), module(images()))
     assert network.head.in_features == 12 and network.features(images()).shape == (3, 12)
     assert "other.weight" not in network.state_dict()
+
+
+def test_costs_where_images_and_positions_share_an_axis():
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.head = nn.Linear(48, 5), nn.Linear(5, 2)
+
+        def forward(self, x):  # [N,3,8,8]: four windows of 48 values each, as rows beside those of the other images
+            rows = self.inside(x.reshape(-1, 48))
+            return self.head(rows.reshape(-1, 4, 5).mean(1))
+    network = capture(Windows().eval(), "windows", [3, 8, 8], [0.5] * 3, [0.5] * 3)
+    assert network_costs(network)["macs"] == 4 * 48 * 5 + 5 * 2
