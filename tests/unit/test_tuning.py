@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("tower", "head", "flatten"), ("tower", "last_k", "add"), ("tower", "norm", "stem"), ("tower", "bias", "stem"),
     ("tower", "adapter", "add"), ("tower", "lora", "relu"), ("tower", "all", "x"), ("vit", "norm", "encoder_dropout"),
     ("vit", "bias", "x"), ("vit", "adapter", "add_2"), ("efficientnet_lite0", "adapter", "blocks_0_0_bn2"),
-    ("efficientnet_lite0", "last_k", "add_7"), ("mobilenet_v3_large", "head", "classifier_2")])
+    ("efficientnet_lite0", "last_k", "add_7"), ("efficientnet_lite0", "all", "x"), ("mobilenet_v3_large", "head", "classifier_2")])
 def test_the_tap_is_the_last_value_before_anything_trained(name, kind, tap):
     tuning = Tuning(family(name), settings(kind))
     assert tuning.tap == tuning.tap_of(0) == tap
