@@ -115,6 +115,14 @@ def test_steps_of_a_dense_front():
     assert [point.name for point in even_steps(front, 10, 0.2)] == ["92", "84", "76", "68", "60", "52", "44", "36", "28", "20"]
 
 
+def test_a_gap_of_the_front_gives_its_levels_to_the_rest():
+    """Nothing between 100 and 50 % of the time, as with int8: the eight levels lie below, halving the widest gaps."""
+    front = pareto_front([Point("original", 100.0, 0.0, 0.0)] + [Point(f"{number}", float(number), 1 - number / 100, 0.0)
+                                                                for number in (50, 48, 45, 40, 38, 33, 30, 25, 20, 10)])
+    assert [point.name for point in even_steps(front, 8, 0.2)] == ["50", "45", "40", "38", "33", "30", "25", "20"]
+    assert [point.name for point in even_steps(front, 20, 0.2)] == ["50", "48", "45", "40", "38", "33", "30", "25", "20"]
+
+
 def test_among_equally_fast_points_the_best_aligned_is_taken():
     front = pareto_front([Point("original", 10.0, 0.0, 0.01), Point("worse", 5.0, 0.5, 0.3), Point("better", 5.2, 0.2, 0.3),
                           Point("last", 1.9, 0.9, 0.01)])
