@@ -81,6 +81,7 @@ class Build:
     def run(self):
         """Make the set; returns its folder. What is wrong with the input is found before anything is written."""
         settings = self.settings
+        self.images.hold(self.native)
         self.bench = Bench(self.images, self.original, settings.batch_size)
         self._open_work()
         self.widths = self._pruned_widths()
@@ -171,10 +172,11 @@ class Build:
         settings, trials = self.settings, Trials(self.work, self.bench)
         sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
         every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
-        every.sort(key=lambda candidate: -candidate.resolution)  # images of one size are decoded once, see ForgeImages
+        every.sort(key=lambda candidate: -candidate.resolution)  # so that images of each size are decoded once
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):
             self.interrupt.check()
             if candidate.name not in trials:
+                self.images.hold(candidate.resolution)
                 trials.add(candidate.name, self.bench.try_out(self._network(candidate), candidate.resolution, candidate.precision))
         points = even_steps(trials.front(), settings.levels, settings.least)
         by_name = {candidate.name: candidate for candidate in every}

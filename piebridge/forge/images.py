@@ -14,7 +14,7 @@ from piebridge.core.transforms import Transform
 LOG = logging.getLogger(__name__)
 LEAST_IMAGES = 32
 MAX_BAD_SHARE = 0.1
-MOST_BYTES = 1 << 30  # of decoded images in memory: 1,780 at 224 x 224 pixels
+MOST_BYTES = 1 << 30  # of images held in memory: 1,783 of 224 x 224 pixels
 
 
 class _Sample:
@@ -25,9 +25,8 @@ class _Sample:
 class ForgeImages:
     """`fitted` and `held_out`: lists of positions in `samples`, drawn once with a seed; unreadable images are named and left out.
 
-    All of them at the size that was last asked for stay in memory, where they fit into MOST_BYTES: work at one size should come in
-    one stretch. folder: searched through for image files. description: the original's, for sizes and normalisation. UserError: fewer
-    than LEAST_IMAGES that can be read, many that cannot, or each of one colour, which shows nothing of what a network does.
+    folder: searched through for image files. description: the original's, for sizes and normalisation. UserError: fewer than
+    LEAST_IMAGES that can be read, many that cannot, or each of one colour, which shows nothing of what a network does.
     """
 
     def __init__(self, folder, description, settings):
@@ -46,28 +45,27 @@ class ForgeImages:
         self.held_out = list(range(held_out))
         self.fitted = list(range(held_out, len(self.samples)))
         self.description, self.settings = description, settings
-        self._size, self._images = None, None  # of all samples: what is in memory
+        self._held_size, self._held = None, None
 
     def batches(self, indices, sizes, batch_size=None):
         """Yield images float32 [B,3,S,S], or for a list of sizes a list of such, of the samples `indices` in order."""
         pieces = in_batches_of(indices, batch_size or self.settings.batch_size)
-        if isinstance(sizes, (list, tuple)) or len(self.samples) * 12 * sizes ** 2 > MOST_BYTES:
-            for _, images in self._loader(sizes).batches(pieces):
-                yield images
-            return
-        if sizes != self._size:
-            self._images = None  # before the new ones are made
-            self._size, self._images = sizes, self._decoded(sizes)
-        images = self._images  # the same to the end, whatever size is asked for meanwhile
-        for piece in pieces:
-            yield images[piece]
+        if sizes == self._held_size:
+            held = self._held  # to the end, whatever is held meanwhile
+            yield from (held[piece] for piece in pieces)
+        else:
+            yield from (images for _, images in self._loader(sizes).batches(pieces))
 
-    def _decoded(self, size):
-        everyone = in_batches_of(range(len(self.samples)), self.settings.batch_size)
-        images = torch.empty(len(self.samples), 3, size, size)
-        for indices, batch in self._loader(size).batches(everyone):
+    def hold(self, size):
+        """Decode all samples at a size once for all passes, and keep them in the place of those of another, if they fit into MOST_BYTES."""
+        count = len(self.samples)
+        if size == self._held_size or count * 12 * size ** 2 > MOST_BYTES:
+            return
+        self._held_size, self._held = None, None  # before the new ones are made
+        images = torch.empty(count, 3, size, size)
+        for indices, batch in self._loader(size).batches(in_batches(count, self.settings.batch_size)):
             images[indices] = batch
-        return images
+        self._held_size, self._held = size, images
 
     def _loader(self, sizes):
         are_many = isinstance(sizes, (list, tuple))

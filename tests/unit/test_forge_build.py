@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,15 +124,20 @@ def test_only_what_can_be_chosen_is_kept(tmp_path):
     assert (loaded.milliseconds, loaded.after) == (4.0, first.after) and np.array_equal(loaded.bridged, first.bridged)
 
 
-def test_images_in_memory_are_those_that_are_decoded_each_time(small, photos, monkeypatch):
+def test_images_that_are_held_are_those_that_are_decoded_each_time(small, photos, monkeypatch):
     source = ForgeImages(photos, small.description, small_settings(images=30, held_out=10))
     assert len(source.fitted) == 30 and len(source.held_out) == 10 and not set(source.fitted) & set(source.held_out)
     fewest = ForgeImages(photos, small.description, small_settings(images=16, held_out=8))
     assert len(fewest.fitted) == 16 and len(fewest.held_out) == 8
-    wanted = [torch.cat(list(source.batches([5, 1, 20], size))) for size in (64, 48)]
-    monkeypatch.setattr("piebridge.forge.images.MOST_BYTES", 0)
-    for size, images in zip((64, 48), wanted):
-        assert torch.equal(torch.cat(list(source.batches([5, 1, 20], size))), images) and images.shape == (3, 3, size, size)
+    decoded = {size: torch.cat(list(source.batches([5, 1, 20], size))) for size in (64, 48)}
+    monkeypatch.setattr(source, "_loader", Mock(side_effect=source._loader))
+    for size in (64, 64, 48):
+        source.hold(size)
+        assert torch.equal(torch.cat(list(source.batches([5, 1, 20], size))), decoded[size]) and decoded[size].shape == (3, 3, size, size)
+    assert source._loader.call_count == 2
+    monkeypatch.setattr("piebridge.forge.images.MOST_BYTES", 40 * 3 * 64 * 64 * 4 - 1)
+    source.hold(64)  # too large: still decoded each time
+    assert torch.equal(torch.cat(list(source.batches([5, 1, 20], 64))), decoded[64]) and source._loader.call_count == 3
 
 
 @pytest.mark.parametrize("align, is_refitted", [("none", False), ("statistics", False), ("closed", True)])
