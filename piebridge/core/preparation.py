@@ -145,9 +145,10 @@ class FrozenPart:
             return self._cascade(levels, proxies)
         if not self.is_cached:
             return routing, []
-        served = [(number, np.flatnonzero(routing == number).tolist()) for number in range(len(levels))]
-        return routing, [(filled.get(number) or self.filled(levels[number], levels[number].name, indices), indices)
-                         for number, indices in served if indices]
+        served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
+        filled.update((number, self.filled(levels[number], levels[number].name, indices))
+                      for number, indices in served.items() if indices and number not in filled)
+        return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
     def _by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
