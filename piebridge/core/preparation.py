@@ -13,44 +13,63 @@ from piebridge.core import backends
 from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.cache import FeatureCache, GatheredFeatures
 from piebridge.core.errors import UserError
+from piebridge.core.graph import INPUT
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
-from piebridge.core.sources import CachedSource, FrozenSource, Level, fill_cache
+from piebridge.core.sources import CachedSource, Level, LevelSource, fill_cache
+from piebridge.core.trained_levels import TrainedLevels
 from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 POLICY_BATCH = 32  # images that a policy looks at together
 PREDICTED_ROWS = 512  # features that a predictor reads together
+FLOAT_BYTES = 4
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
-def caches_features(config):
-    """Whether a feature cache is on. `auto` takes it where it is exact: one view of each sample and nothing trainable below."""
-    is_exact = config.loader.augment == "none" and config.pet.kind == "head"
-    return config.cache.kind == "features" or (config.cache.kind == "auto" and is_exact)
+def caches_features(config, tuning):
+    """Whether a cache of what is at the tap is on; UserError where there is nothing to keep.
+
+    `auto` takes it where it is exact, one view of each sample, and a sample takes no more bytes than its decoded image.
+    """
+    if config.cache.kind == "features" and tuning.tap == INPUT:
+        raise UserError(f"cache.kind=features: pet.kind={config.pet.kind} trains from the image on, there are no frozen features to keep; "
+                        "use cache.kind=none, or pet.blocks=last:N")
+    if config.cache.kind != "auto" or tuning.tap == INPUT or config.loader.augment != "none":
+        return config.cache.kind == "features"
+    return FLOAT_BYTES * int(np.prod(tuning.tap_shape())) <= int(np.prod(tuning.network.description["input_size"]))
 
 
 class FrozenPart:
-    """The frozen side of a run: gives the loop its source and its router. `work` is an `assembly.Workplace`."""
+    """The frozen side of a run: gives the loop its source and its router.
 
-    def __init__(self, work):
-        self.work = work
+    work: an `assembly.Workplace`. tuning: what is trained, a `Tuning`. is_at_head: whether that is the head alone, so that the frozen
+    networks give feature vectors; only these have bridge maps and residuals. Elsewhere levels run through autograd from their taps on.
+    """
+
+    def __init__(self, work, tuning):
+        self.work, self.tuning = work, tuning
         self.config = work.config
         self.count = len(work.dataset.train)
-        self.is_cached = caches_features(work.config)
+        self.is_cached = caches_features(work.config, tuning)
+        self.is_at_head = tuning.tap == work.network.description["tap"]
         self.native = work.network.description["input_size"][-1]
         is_free = self.is_cached and self.config.backend.name == "auto"  # the batch of a published baseline is the configured one
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
         has_proxies = bool(self.config.proxies.levels) or self.config.proxies.set is not None
-        self.uses_proxies = has_proxies and self.config.router.kind != "none"
+        is_useful = self.is_at_head or not self.is_cached  # an exact cache of anything else leaves proxies nothing to save
+        self.uses_proxies = has_proxies and is_useful and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
-        self.original = Level("original", self.loader(self.native), self._choose_backend())
+        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._choose_backend())
 
     def source_and_router(self):
         """(source, router), with everything computed that they need."""
+        if self.uses_proxies and not self.is_at_head:
+            levels, routing = TrainedLevels(self).levels_and_routing()
+            return self._streamed(levels, routing)
         work, everyone = self.work, list(range(self.count))
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
@@ -69,13 +88,21 @@ class FrozenPart:
             with work.clock.phase("cache"):
                 served = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in caches]
                 usable = sorted(index for _, indices in served for index in indices)
-                width = work.network.head.in_features
-                features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, width, served)
+                features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, self._width(), served)
             if not usable:
                 raise UserError(NOTHING_READABLE)
-            return CachedSource(features, usable, work.device, work.clock), FixedRouter(routing)
-        source = FrozenSource(levels, everyone, work.view_seed, work.device, work.clock)
+            shape = None if self.is_at_head else self.tuning.tap_shape()
+            return CachedSource(features, usable, work.device, work.clock, shape), FixedRouter(routing)
+        return self._streamed(levels, routing)
+
+    def _streamed(self, levels, routing):
+        work = self.work
+        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
+
+    def _width(self):
+        """Numbers at the tap for one sample."""
+        return int(np.prod(self.tuning.tap_shape()))
 
     def loader(self, size):
         """Training images at `size`, or at each of a list of sizes."""
@@ -92,7 +119,7 @@ class FrozenPart:
 
     def segment(self, network, size, precision):
         """A frozen segment on the chosen backend; int8 has a backend of its own. Raises Unsupported where that cannot serve."""
-        name = self.decisions.values["backend"]["backend"]
+        name = self.decisions.values.get("backend", {"backend": "eager"})["backend"]  # none was chosen where the original has no segment
         if precision == "int8":
             if backends.missing_packages(backends.INT8):
                 raise backends.Unsupported("int8 runs on OpenVINO, which is not installed (pip install openvino)")
@@ -119,7 +146,7 @@ class FrozenPart:
             LOG.debug("why %s: %s", choice["backend"], choice["reason"])
             if built and built[0] is not None:
                 return built[0]
-            return backends.build_segment(choice["backend"], work.network, self.native, self.batch_size)
+            return backends.build_segment(choice["backend"], self.tuning.frozen(), self.native, self.batch_size)
 
     def _probe(self):
         batches = self.loader(self.native).batches(in_batches(self.count, self.batch_size), self.work.view_seed(0))
@@ -128,8 +155,9 @@ class FrozenPart:
         if images is None:
             raise UserError(NOTHING_READABLE)
         expected = self.count * (1 if self.is_cached else self.config.epochs)
-        return backends.probe(self.work.network, images, self.batch_size, self.config.backend.tolerance, expected,
-                              fingerprint=self.work.fingerprint)
+        fingerprint = self.work.fingerprint if self.is_at_head else f"{self.work.fingerprint} up to {self.tuning.tap}"
+        return backends.probe(self.tuning.frozen(), images, self.batch_size, self.config.backend.tolerance, expected,
+                              fingerprint=fingerprint)
 
     def _routed(self, levels, proxies):
         """The level of every sample [samples], and a list of (cache, samples that it serves)."""
@@ -138,7 +166,7 @@ class FrozenPart:
             routing, filled[len(levels) - 1] = self._by_prediction(levels[-1], proxies.residual_router())
         elif kind == "policy":
             with self.work.clock.phase("proxies"):
-                routing = self._by_policy(*proxies.policy())
+                routing = self.by_policy(*proxies.policy())
         elif kind.startswith("level:"):
             routing = np.ones(self.count, dtype=np.int64)
         else:
@@ -146,11 +174,12 @@ class FrozenPart:
         if not self.is_cached:
             return routing, []
         served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
-        filled.update((number, self.filled(levels[number], levels[number].name, indices))
-                      for number, indices in served.items() if indices and number not in filled)
+        for number, indices in served.items():
+            if indices and number not in filled:
+                filled[number] = self.filled(levels[number], levels[number].name, indices)
         return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
-    def _by_policy(self, policy, numbers):
+    def by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
         routing = np.zeros(self.count, dtype=np.int64)
         for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
@@ -197,6 +226,6 @@ class FrozenPart:
     def cache(self, name, indices):
         work = self.work
         transform = Transform.for_network(work.network.description, augment=self.config.loader.augment)
-        key = {"network": work.fingerprint, "tap": work.network.description["tap"], "data": work.dataset.fingerprint, "level": name,
+        key = {"network": work.fingerprint, "tap": self.tuning.tap, "data": work.dataset.fingerprint, "level": name,
                "transform": transform.as_dict(), "view": work.view_seed(0), "backend": self.decisions.values["backend"]["backend"]}
-        return FeatureCache(work.folder.cache_folder / name, key, indices, work.network.head.in_features, self.batch_size)
+        return FeatureCache(work.folder.cache_folder / name, key, indices, self._width(), self.batch_size)

@@ -14,36 +14,22 @@ from piebridge.core.progress_bar import progress_bar
 class Level:
     """One network that can serve a sample: level 0 is the original.
 
-    loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> features [N, D]; bridge: features -> features in
-    the original's latent space, or None where they are in it.
+    loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> value [N, ...] at the tap that the trainable part
+    starts from, None where that is the images themselves; bridge: features -> features in the original's latent space, or None
+    where they are in it; number: the trainable part's level that goes on from there.
     """
 
-    def __init__(self, name, loader, segment, bridge=None):
-        self.name, self.loader, self.segment, self.bridge = name, loader, segment, bridge
+    def __init__(self, name, loader, segment, bridge=None, number=0):
+        self.name, self.loader, self.segment, self.bridge, self.number = name, loader, segment, bridge, number
 
     def features(self, images):
-        features = self.segment(images)
+        """float32 [N, 3, S, S] -> float32 [N, ...], on the CPU where there is a segment."""
+        features = images if self.segment is None else self.segment(images)
         return features if self.bridge is None else torch.from_numpy(self.bridge(features.numpy()))
 
 
-class ImageSource:
-    """The images themselves, for a trainable part that starts at the input (FTAll)."""
-
-    needs_level_batches = False
-    threads = None
-
-    def __init__(self, loader, usable, view_seed, device, clock):
-        self.usable = usable
-        self._loader, self._view_seed, self._device, self._clock = loader, view_seed, device, clock
-
-    def stream(self, batches, epoch, levels):
-        """Yield (indices, images float32 [B, 3, S, S]) for each list of sample indices."""
-        for indices, images in timed(self._loader.batches(batches, self._view_seed(epoch)), self._clock):
-            yield indices, images.to(self._device)
-
-
-class FrozenSource:
-    """Features of frozen networks, computed batch by batch, each epoch anew."""
+class LevelSource:
+    """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew."""
 
     threads = None
 
@@ -53,31 +39,33 @@ class FrozenSource:
         self._view_seed, self._device, self._clock = view_seed, device, clock
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, features float32 [B, D]); all samples of a batch must have one level."""
+        """Yield (indices, values float32 [B, ...], the trainable part's level); all samples of a batch must have one level."""
         for level, group in itertools.groupby(batches, key=lambda batch: int(levels[batch[0]])):
             current = self.levels[level]
             for indices, images in timed(current.loader.batches(list(group), self._view_seed(epoch)), self._clock):
                 with self._clock.phase("frozen"):
-                    features = current.features(images).to(self._device) if indices else None
-                yield indices, features
+                    values = current.features(images).to(self._device) if indices else None
+                yield indices, values, current.number
 
 
 class CachedSource:
     """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
 
     needs_level_batches = False
-    threads = 1  # a linear layer on a few rows is over before a second thread has woken up
 
-    def __init__(self, features, usable, device, clock):
+    def __init__(self, features, usable, device, clock, shape=None):
+        """shape: of one sample's value, where that is no vector."""
         self.usable = usable
-        self._features, self._device, self._clock = features, device, clock
+        self.threads = 1 if shape is None else None  # a linear layer on a few rows is over before a second thread has woken up
+        self._features, self._device, self._clock, self._shape = features, device, clock, shape
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, features float32 [B, D])."""
+        """Yield (indices, values float32 [B, D] or [B, *shape], 0)."""
         for indices in batches:
             with self._clock.phase("cache"):
-                features = torch.from_numpy(self._features.read(indices)).to(self._device)
-            yield indices, features
+                values = torch.from_numpy(self._features.read(indices)).to(self._device)
+                values = values if self._shape is None else values.view((len(indices),) + self._shape)
+            yield indices, values, 0
 
 
 def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
@@ -90,7 +78,7 @@ def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
     with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
         for number, (indices, images) in zip(missing, timed(batches, clock)):
             with clock.phase("frozen"):
-                features = level.features(images).cpu().numpy() if indices else np.zeros((0, cache.width), np.float32)
+                features = level.features(images).flatten(1).cpu().numpy() if indices else np.zeros((0, cache.width), np.float32)
             if not np.isfinite(features).all():
                 raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
             with clock.phase("cache"):
