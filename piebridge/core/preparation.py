@@ -146,8 +146,9 @@ class FrozenPart:
         if not self.is_cached:
             return routing, []
         served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
-        filled.update((number, self.filled(levels[number], levels[number].name, indices))
-                      for number, indices in served.items() if indices and number not in filled)
+        for number, indices in served.items():
+            if indices and number not in filled:
+                filled[number] = self.filled(levels[number], levels[number].name, indices)
         return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
     def _by_policy(self, policy, numbers):
