@@ -30,7 +30,7 @@ from piebridge.forge.block_regression import RegressionSettings, regress_blocks
 from piebridge.forge.dropping import drop_order, recover
 from piebridge.forge.images import ForgeImages
 from piebridge.forge.nested_levels import nested_levels
-from piebridge.forge.pareto import candidates, even_steps
+from piebridge.forge.pareto import Candidate, candidates, dominates, even_steps, float_of
 from piebridge.forge.policy_network import make_policy
 from piebridge.forge.policy_training import PolicySettings, train_policy
 from piebridge.forge.pruning import prune, tensor_cuts
@@ -43,6 +43,7 @@ from piebridge.forge.trials import Trials
 
 LOG = logging.getLogger(__name__)
 SCORED_IMAGES = 100  # as in the paper
+ALIGNED_IMAGES = 512  # that pruned widths are aligned on; more give nothing more (doc/LOG.md)
 DROPPING_IMAGES = 64
 TAP_IMAGES = 64  # of the held-out ones, for the alignment at every tap
 RESOLUTION_SHARES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)
@@ -131,7 +132,7 @@ class Build:
         if path.is_file():
             return load_network_file(path)
         proxy, settings = prune(self.original, level.kept, self.structure), self.settings
-        pairs = functools.partial(self._pairs, self.images.fitted, self.native)
+        pairs = functools.partial(self._pairs, self.images.fitted[:ALIGNED_IMAGES], self.native)
         LOG.info("aligning the width of %.0f %% of the MACs", 100 * level.macs / self.structure.macs)
         if settings.align != "none":
             penalties = () if settings.align == "statistics" else PENALTIES
@@ -172,15 +173,25 @@ class Build:
         settings, trials = self.settings, Trials(self.work, self.bench)
         sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
         every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
-        every.sort(key=lambda candidate: -candidate.resolution)  # so that images of each size are decoded once
+        # images of each size are decoded once; int8 goes first, see _is_hopeless
+        every.sort(key=lambda candidate: (-candidate.resolution, candidate.precision != "int8"))
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):
             self.interrupt.check()
-            if candidate.name not in trials:
+            if candidate.name not in trials and not self._is_hopeless(candidate, trials):
                 self.images.hold(candidate.resolution)
                 trials.add(candidate.name, self.bench.try_out(self._network(candidate), candidate.resolution, candidate.precision))
         points = even_steps(trials.front(), settings.levels, settings.least)
         by_name = {candidate.name: candidate for candidate in every}
         return [by_name[point.name] for point in points], [trials.load(point.name) for point in points]
+
+    def _is_hopeless(self, candidate, trials):
+        """Whether something tried already is faster and closer than the candidate will be, going by its twin in int8."""
+        twin, whole = (trials.point(each._replace(precision="int8").name) for each in (
+            candidate, Candidate(1.0, self.native, "int8", 0)))
+        if candidate.precision == "int8" or twin is None or whole is None:
+            return False
+        hoped_for = float_of(candidate.name, twin, whole, self.bench.original.milliseconds)
+        return any(dominates(point, hoped_for) for point in trials.front())
 
     def _proxy(self, candidate, trial):
         kept, dropped, network = self.widths.get(candidate.width, {}), self.drops[:candidate.dropped], self._network(candidate)

@@ -52,6 +52,11 @@ class Trials:
         """The Points that no other dominates, slowest first, the original's among them."""
         return pareto_front(_point(name, *result) for name, result in self._results.items() if not isinstance(result, str))
 
+    def point(self, name):
+        """The Point of what was tried under a name; None where nothing was, or it gave none."""
+        result = self._results.get(name)
+        return _point(name, *result) if isinstance(result, list) else None
+
     def load(self, name):
         """The Trial of a candidate on the front."""
         tensors, _ = read_safetensors(self._folder / (name + SUFFIX))
