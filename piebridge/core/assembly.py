@@ -14,6 +14,7 @@ from piebridge.core.pet import build_trainable
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.router import FixedRouter
+from piebridge.core.run_cache import RunCache
 from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
@@ -37,8 +38,9 @@ class Workplace:
     bad_images: Any  # BadImages
 
     def view_seed(self, epoch):
-        """Seed of an epoch's augmented views; None where all epochs show the same view."""
-        return None if self.config.loader.augment == "none" else (self.config.seed, epoch)
+        """Seed of an epoch's augmented views, the same every `cache.views` epochs; None where all epochs show the same view."""
+        views = self.config.cache.views
+        return None if self.config.loader.augment == "none" else (self.config.seed, epoch % views if views else epoch)
 
 
 def build_parts(work):
@@ -101,4 +103,8 @@ def _images(work):
     settings, samples = work.config.loader, work.dataset.train
     transform = Transform.for_network(work.network.description, augment=settings.augment)
     loader = ImageLoader(samples, transform, settings.workers, settings.max_megapixels, work.bad_images)
+    if work.config.cache.kind == "pixels":
+        rows = RunCache(work, "float32")
+        loader = rows.pixel_loader(loader)
+        rows.report()
     return ImageSource(loader, list(range(len(samples))), work.view_seed, work.device, work.clock)

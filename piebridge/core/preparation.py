@@ -11,12 +11,13 @@ import numpy as np
 
 from piebridge.core import backends
 from piebridge.core.bad_images import NOTHING_READABLE
-from piebridge.core.cache import FeatureCache, GatheredFeatures
 from piebridge.core.errors import UserError
+from piebridge.core.feature_augmentation import feature_augmentation
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
-from piebridge.core.sources import CachedSource, FrozenSource, Level, fill_cache
+from piebridge.core.run_cache import RunCache
+from piebridge.core.sources import CachedSource, FrozenSource, Level
 from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
@@ -26,8 +27,8 @@ FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones
 
 
 def caches_features(config):
-    """Whether a feature cache is on. `auto` takes it where it is exact: one view of each sample and nothing trainable below."""
-    is_exact = config.loader.augment == "none" and config.pet.kind == "head"
+    """Whether a feature cache is on. `auto` takes it where it is exact: a stated number of views and nothing trainable below."""
+    is_exact = (config.loader.augment == "none" or config.cache.views > 0) and config.pet.kind == "head"
     return config.cache.kind == "features" or (config.cache.kind == "auto" and is_exact)
 
 
@@ -46,6 +47,7 @@ class FrozenPart:
         has_proxies = bool(self.config.proxies.levels) or self.config.proxies.set is not None
         self.uses_proxies = has_proxies and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
+        self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
         self.original = Level("original", self.loader(self.native), self._choose_backend())
 
     def source_and_router(self):
@@ -59,22 +61,41 @@ class FrozenPart:
         if proxies and proxies.levels:
             routing, caches = self._routed(levels, proxies)
         elif self.is_cached:
-            routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, "original", everyone), everyone)]
+            routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, everyone), everyone)]
         else:
             routing, caches = np.zeros(self.count, dtype=int), []
         used = {level.name: int((routing == number).sum()) for number, level in enumerate(levels)}
         self.decisions.decide("levels_used", lambda: used)
         if self.is_cached:
-            with work.clock.phase("cache"):
-                served = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in caches]
-                usable = sorted(index for _, indices in served for index in indices)
-                width = work.network.head.in_features
-                features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, width, served)
-            if not usable:
-                raise UserError(NOTHING_READABLE)
-            return CachedSource(features, usable, work.device, work.clock), FixedRouter(routing)
+            return self._cached_source(levels, routing, caches), FixedRouter(routing)
+        if self.config.cache.kind == "pixels":
+            for level in levels:
+                level.loader = self.rows.pixel_loader(level.loader)
+        self.rows.report()
         source = FrozenSource(levels, everyone, work.view_seed, work.device, work.clock)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
+
+    def _cached_source(self, levels, routing, caches):
+        """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""
+        work, settings = self.work, self.config.cache
+        views = [caches] + [self._by_level(levels, routing, view) for view in range(1, settings.views)]
+        with work.clock.phase("cache"):
+            tables = []
+            for served in views:
+                present = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in served]
+                tables.append(self.rows.table(present))
+            usable = sorted(set(tables[0].usable).intersection(*[table.usable for table in tables[1:]]))
+            self.rows.report()
+        if not usable:
+            raise UserError(NOTHING_READABLE)
+        labels = [sample.label for sample in work.dataset.train]
+        augment = feature_augmentation(settings.augment, settings.augment_strength, self.config.seed, labels)
+        return CachedSource(tables, usable, work.device, work.clock, augment)
+
+    def _by_level(self, levels, routing, view):
+        """[(FeatureCache of a view, the samples that it serves)], a level each."""
+        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
+        return [(self.filled(level, indices, view), indices) for level, indices in served if indices]
 
     def loader(self, size):
         """Training images at `size`, or at each of a list of sizes."""
@@ -139,8 +160,7 @@ class FrozenPart:
             routing = self._by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
         if not self.is_cached:
             return routing, []
-        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
-        return routing, [(self.filled(level, level.name, indices), indices) for level, indices in served if indices]
+        return routing, self._by_level(levels, routing, 0)
 
     def _by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
@@ -162,23 +182,18 @@ class FrozenPart:
         pending = [index for index in range(self.count) if index not in calibration]
         for number in range(len(levels) - 1, 0, -1):
             level = levels[number]
-            filled[number] = self.filled(level, level.name, pending)
+            filled[number] = self.filled(level, pending)
             accepted = self.decisions.decide(f"served by {level.name}", functools.partial(
                 proxies.accepted, number, filled, filled[number].present()))
             routing[accepted] = number
             caches.append((filled[number], accepted))
             pending = sorted(set(pending) - set(accepted))
         if self.is_cached:
-            caches.append((self.filled(self.original, "original", pending), pending))
+            caches.append((self.filled(self.original, pending), pending))
         return routing, caches
 
-    def filled(self, level, name, indices):
-        work = self.work
-        return fill_cache(self.cache(name, indices), level, work.view_seed(0), work.clock, work.interrupt, self.decisions.save)
-
-    def cache(self, name, indices):
-        work = self.work
-        transform = Transform.for_network(work.network.description, augment=self.config.loader.augment)
-        key = {"network": work.fingerprint, "tap": work.network.description["tap"], "data": work.dataset.fingerprint, "level": name,
-               "transform": transform.as_dict(), "view": work.view_seed(0), "backend": self.decisions.values["backend"]["backend"]}
-        return FeatureCache(work.folder.cache_folder / name, key, indices, work.network.head.in_features, self.batch_size)
+    def filled(self, level, indices, view=0):
+        """The FeatureCache of samples (list of int) through a Level, with everything computed that it lacked."""
+        network = self.work.network
+        return self.rows.features(level, indices, view, self.batch_size, (network.head.in_features,), network.description["tap"],
+                                  self.decisions.values["backend"]["backend"])

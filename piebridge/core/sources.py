@@ -15,11 +15,12 @@ class Level:
     """One network that can serve a sample: level 0 is the original.
 
     loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> features [N, D]; bridge: features -> features in
-    the original's latent space, or None where they are in it.
+    the original's latent space, or None where they are in it; identity: JSON, what decides the features beside the original network
+    and the loader's transform.
     """
 
-    def __init__(self, name, loader, segment, bridge=None):
-        self.name, self.loader, self.segment, self.bridge = name, loader, segment, bridge
+    def __init__(self, name, loader, segment, bridge=None, identity=None):
+        self.name, self.loader, self.segment, self.bridge, self.identity = name, loader, segment, bridge, identity
 
     def features(self, images):
         features = self.segment(images)
@@ -63,43 +64,56 @@ class FrozenSource:
 
 
 class CachedSource:
-    """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
+    """Rows of one or more views of each sample, computed once; a cached row costs nothing, so levels never change the batches.
+
+    views: a RowTable for each view; epoch e reads view e modulo their number. augment: (rows, indices, epoch, view) -> rows, or None.
+    """
 
     needs_level_batches = False
     threads = 1  # a linear layer on a few rows is over before a second thread has woken up
 
-    def __init__(self, features, usable, device, clock):
+    def __init__(self, views, usable, device, clock, augment=None):
         self.usable = usable
-        self._features, self._device, self._clock = features, device, clock
+        self._views, self._device, self._clock, self._augment = views, device, clock, augment
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, features float32 [B, D])."""
+        """Yield (indices, rows float32 [B, ...])."""
+        view = self._views[epoch % len(self._views)]
         for indices in batches:
             with self._clock.phase("cache"):
-                features = torch.from_numpy(self._features.read(indices)).to(self._device)
-            yield indices, features
+                rows = view.read(indices)
+                if self._augment is not None:
+                    rows = self._augment(rows, indices, epoch, view)
+                rows = torch.from_numpy(rows).to(self._device)
+            yield indices, rows
 
 
 def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
-    """Compute the chunks that `cache` lacks through `level`, calling `save` about once a second; returns the cache."""
+    """Compute the rows that `cache` lacks through `level`, calling `save` about once a second; returns the cache."""
     with clock.phase("cache"):
-        missing = cache.missing_chunks()
-    total = sum(len(cache.chunks[number]) for number in missing)
-    bar = progress_bar(total=total, desc=f"features ({level.name})", unit="image")
+        missing = [cache.missing(number) for number in cache.missing_chunks()]
+        cache.reserve()
+    bar = progress_bar(total=sum(len(indices) for indices in missing), desc=f"rows ({level.name})", unit="image")
     saved = time.monotonic()
-    with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
-        for number, (indices, images) in zip(missing, timed(batches, clock)):
-            with clock.phase("frozen"):
-                features = level.features(images).cpu().numpy() if indices else np.zeros((0, cache.width), np.float32)
-            if not np.isfinite(features).all():
-                raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
+    with bar, contextlib.closing(level.loader.batches(missing, view_seed)) as batches:
+        for indices, images in timed(batches, clock):
+            if indices:
+                with clock.phase("frozen"):
+                    rows = level.features(images).cpu().numpy()
+                if not np.isfinite(rows).all():
+                    raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
+                with clock.phase("cache"):
+                    cache.write(indices, rows)
             with clock.phase("cache"):
-                cache.write(number, indices, features)
                 if time.monotonic() - saved > 1 or interrupt.signal_name:
                     save()
                     saved = time.monotonic()
             bar.update(len(indices))
             interrupt.check()
+    with clock.phase("cache"):
+        cache.close()
+    for _ in timed(level.loader.batches([[index] for index in cache.untried()], view_seed), clock):
+        pass  # the same content could not be read under another name; each name is reported
     return cache
 
 

@@ -130,6 +130,27 @@ def test_a_cache_changes_no_weight(finished):
         np.testing.assert_allclose(plain[name], cached[name], atol=1e-4)
 
 
+def test_a_warm_shared_cache_gives_the_same_weights_and_says_so(environment, images, finished, tmp_path):
+    for number, (reused, computed) in enumerate([(0, 56), (56, 0)]):
+        done = train(environment, "PET_cache", images, tmp_path / str(number), "cache.shared=true", f"cache.folder={tmp_path / 'rows'}")
+        assert done.returncode == 0, done.stderr
+        plan = record_of(tmp_path / str(number))["plan"]["cache"]
+        assert (plan["is_shared"], plan["rows_reused"], plan["rows_computed"]) == (True, reused, computed)
+        for name, tensor in tensors_of(tmp_path / str(number)).items():
+            assert np.array_equal(tensor, tensors_of(finished["PET_cache"])[name])
+
+
+@pytest.mark.parametrize("kind, rows, settings", [
+    ("pixels", 56, ("cache.kind=pixels", "router.kind=none", "gate.kind=none")),
+    ("features", 112, ("loader.augment=crop_flip", "cache.views=2", "cache.dtype=int8", "cache.augment=noise"))])
+def test_other_caches_train_too(environment, images, tmp_path, kind, rows, settings):
+    done = train(environment, "ours", images, tmp_path / "run", *settings)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path / "run")
+    assert record["plan"]["cache"]["kind"] == kind and record["plan"]["cache"]["rows_computed"] >= rows
+    assert record["results"]["test_accuracy"] > 0.5
+
+
 def test_ours_says_what_it_chose(finished):
     plan = record_of(finished["ours"])["plan"]
     assert plan["backend"]["backend"] and plan["backend"]["reason"]
