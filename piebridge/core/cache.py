@@ -3,6 +3,7 @@
 import numpy as np
 
 READ_AT_ONCE = 1024  # rows; what is read of the maps stays small
+_NOWHERE = np.iinfo(np.int64).max  # an index error for whoever reads it
 
 
 class FeatureCache:
@@ -87,10 +88,10 @@ class RowTable:
         """samples: how many there are. served: list of (FeatureCache, samples to take from it)."""
         self.codec = codec
         self._store = store
-        self._locations = np.full(samples, -1, np.int64)
+        self._locations = np.full(samples, _NOWHERE, np.int64)
         for cache, indices in served:
             self._locations[indices] = cache.locations(indices)
-        self.usable = np.flatnonzero(self._locations >= 0).tolist()
+        self.usable = np.flatnonzero(self._locations != _NOWHERE).tolist()
         self._memory = None  # of the pack, where all rows are in one
         piece = store.in_one_piece(self._locations[self.usable])
         if piece is not None:
