@@ -45,6 +45,13 @@ def _check_size(text):
     return None
 
 
+def _are_blocks(value):
+    count = str(value)[len("last:"):]
+    is_last = str(value).startswith("last:") and count.isdigit() and 0 < int(count) < 10000
+    return is_last or (isinstance(value, str) and bool(value)) or (
+        isinstance(value, (list, tuple)) and bool(value) and all(isinstance(name, str) and name for name in value))
+
+
 def _check_levels(levels):
     try:
         for text in levels:
@@ -74,7 +81,14 @@ class Loader:
 
 @dataclass(frozen=True)
 class Pet:
-    kind: str = option("head", "what is trainable", choices=("head", "all"))
+    kind: str = option("head", "what is trainable", choices=("head", "last_k", "norm", "bias", "adapter", "lora", "all"))
+    last_k: int = option(3, "last_k: how many blocks are trained with the head", low=1, high=10000)
+    r: int = option(8, "adapter: its width; lora: the rank", low=1, high=65536)
+    alpha: float = option(16.0, "lora: what is added to a weight is multiplied with alpha / r", low=0.0, high=1e6)
+    dropout: float = option(0.0, "lora: dropout on the input of A", low=0.0, high=0.99)
+    target: Tuple[str, ...] = option((), "lora: layers by the last parts of their paths, such as qkv or attn.proj; all where none is named")
+    blocks: Any = option("all", "adapter, lora: the blocks they are put into: all, last:N, or a list of their names",
+                         accepts=_are_blocks, wanted="all, last:N, or a list of names")
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from piebridge.core.decisions import Decisions
 from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.files import write_text
+from piebridge.core.graph import INPUT
 from piebridge.core.interrupt import interruptible
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.packages import one_line, package_version
-from piebridge.core.pet import bridge, count_trainable
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.safetensors_file import write_safetensors
 from piebridge.core.step import evaluate
@@ -148,7 +148,10 @@ def _run(work, checkpoint, record):
     """Prepare, loop, bridge, save, evaluate the saved file; fills `record`."""
     folder, clock, config = work.folder, work.clock, work.config
     parts = build_parts(work)
-    record["results"]["trainable_parameters"] = count_trainable(parts.step.trainable)
+    trainable = parts.step.trainable
+    record["results"].update(trainable_parameters=trainable.count(), trainable_share=round(trainable.share(), 8))
+    LOG.info("%s trains %s numbers, %.3g %% of the network, from %s on", config.pet.kind, f"{trainable.count():,}", 100 * trainable.share(),
+             "the image" if trainable.tap == INPUT else f"node {trainable.tap}")
     progress, best = Progress(), {}
     writer = CheckpointWriter(folder.checkpoint_folder)
     try:
@@ -167,11 +170,10 @@ def _run(work, checkpoint, record):
         with clock.phase("checkpoint"):
             writer.close()
     folder.write_metrics(progress.rows)
-    trainable = parts.step.trainable
-    trainable.load_state_dict(best)
+    trainable.restore(best)
     with clock.phase("checkpoint"):
-        write_safetensors(folder.trainable_file, dict(trainable.state_dict()), {"pet": config.pet.kind})
-        save_network(bridge(work.network, trainable, config.pet.kind).to("cpu").eval(), folder.tuned_file)
+        write_safetensors(folder.trainable_file, trainable.state(), {"pet": config.pet.kind})
+        save_network(trainable.bridged(), folder.tuned_file)
     record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
     with clock.evaluation():
         record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)
@@ -216,7 +218,7 @@ def _new_record(config, device, dataset, network, fingerprint):
         "versions": _versions(), "commit": _commit(), "data_sha256": dataset.fingerprint, "network_sha256": fingerprint,
         "bad_files": [list(entry) for entry in dataset.bad_files],
         "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
-                    "phases": {}, "peak_mib": None, "trainable_parameters": None, "energy_j": None},
+                    "phases": {}, "peak_mib": None, "trainable_parameters": None, "trainable_share": None, "energy_j": None},
         "plan": None,
     }
 

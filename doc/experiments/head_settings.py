@@ -25,9 +25,14 @@ class ClosingGate(LossGate):
 
     epoch = 0
 
-    def select(self, losses):
+    def select(self, losses, indices=None):
         chosen = super().select(losses)
-        return torch.ones_like(chosen) if self.epoch >= 0.75 * EPOCHS else chosen
+        return None if self.epoch >= 0.75 * EPOCHS else chosen
+
+
+class Head(nn.Linear):
+    def forward(self, inputs, level=0):
+        return super().forward(inputs)
 
 
 GATES = {"none": OpenGate, "loss": lambda: LossGate(0.8), "loss, closing": lambda: ClosingGate(0.8)}
@@ -37,7 +42,7 @@ def train(data, batch_size, rate, gate, seed):
     """Best validation accuracy over the epochs, and seconds."""
     torch.manual_seed(seed)
     inputs, labels, val_inputs, val_labels = data
-    head = nn.Linear(inputs.shape[1], int(labels.max()) + 1)
+    head = Head(inputs.shape[1], int(labels.max()) + 1)
     nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     step = EagerStep(head, SimpleNamespace(kind="adamw", lr=rate, weight_decay=0.01, schedule="cosine", label_smoothing=0.1))

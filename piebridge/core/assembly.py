@@ -10,14 +10,11 @@ from piebridge.core.direct_step import DirectStep
 from piebridge.core.gate import GATES
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
-from piebridge.core.pet import build_trainable
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
-from piebridge.core.router import FixedRouter
-from piebridge.core.run_cache import RunCache
-from piebridge.core.sources import ImageSource
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
+from piebridge.core.tuning import Tuning
 
 STEPS = {"eager": EagerStep, "direct": DirectStep}
 
@@ -27,7 +24,7 @@ class Workplace:
     """What a method is given to build its parts with."""
 
     config: Any
-    network: Any  # GraphNetwork with a fresh head
+    network: Any  # the original: GraphNetwork with a fresh head
     fingerprint: str  # of the original as it was loaded
     dataset: Any
     device: torch.device
@@ -46,18 +43,14 @@ class Workplace:
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
     config = work.config
-    trainable = build_trainable(work.network, config.pet.kind).to(work.device)
-    is_whole = trainable is work.network
-    frozen = None if is_whole else FrozenPart(work)
-    if is_whole:
-        source, router = _images(work), FixedRouter([0] * len(work.dataset.train))
-    else:
-        source, router = frozen.source_and_router()
+    tuning = Tuning(work.network, config.pet)
+    frozen = FrozenPart(work, tuning)
+    source, router = frozen.source_and_router()
     gate = config.gate.kind
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
-        gate = "none" if caches_features(config) else "loss"
+        gate = "none" if caches_features(config, tuning) else "loss"
     labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
-    parts = Parts(source=source, step=STEPS[config.step](trainable, config.optimizer), gate=GATES[gate](config.gate),
+    parts = Parts(source=source, step=STEPS[config.step](tuning, config.optimizer), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))
@@ -66,20 +59,24 @@ def build_parts(work):
 
 
 class Validation:
-    """Accuracy on the validation images, always through the original; its frozen features are computed once, by `prepare`."""
+    """Accuracy on the validation images, always through the original. What a frozen network makes of them is computed once, by
+    `prepare`, where it is feature vectors, which are small."""
 
     def __init__(self, work, frozen):
         self._work, self._frozen = work, frozen
-        self._features = []
+        self._features = None
 
     def prepare(self):
-        if self._frozen is not None:
-            for images, labels in self._images():
-                self._features.append((self._frozen.original.segment(images).to(self._work.device), labels))
+        if self._frozen.is_at_head:
+            self._features = list(self._values())
 
     def __call__(self, trainable):
         """(accuracy, mean loss), or (None, None) without validation images."""
-        return evaluate(trainable, self._images() if self._frozen is None else self._features)
+        return evaluate(trainable, self._values() if self._features is None else self._features)
+
+    def _values(self):
+        for images, labels in self._images():
+            yield self._frozen.original.features(images).to(self._work.device), labels
 
     def _images(self):
         return evaluation_batches(self._work, self._work.network.description, self._work.dataset.val)
@@ -98,13 +95,3 @@ def evaluation_batches(work, description, samples):
                 yield images.to(work.device), labels[indices]
             bar.update(len(indices))
 
-
-def _images(work):
-    settings, samples = work.config.loader, work.dataset.train
-    transform = Transform.for_network(work.network.description, augment=settings.augment)
-    loader = ImageLoader(samples, transform, settings.workers, settings.max_megapixels, work.bad_images)
-    if work.config.cache.kind == "pixels":
-        rows = RunCache(work, "float32")
-        loader = rows.pixel_loader(loader)
-        rows.report()
-    return ImageSource(loader, list(range(len(samples))), work.view_seed, work.device, work.clock)

@@ -1,4 +1,4 @@
-"""Questions about a network description, and the two edits of it: blocks left out, heads joined. Pure data, no tensors.
+"""Questions about a network description, and edits of it: blocks left out, cut in two, heads joined. Pure data, no tensors.
 
 A description is a dict with JSON values (keys: format, version, name, input_size, normalization, interpolation, crop_fraction,
 class_names, head, tap, blocks, nodes, output). Its nodes are in topological order; "x" names the network's input.
@@ -102,6 +102,65 @@ def drop_blocks(description, names):
                     holder[key] = block["input"]
     limit_inplace(description["nodes"])
     return description
+
+
+def last_cut(description, excluded):
+    """The last node whose value alone decides the output and that needs none of the nodes `excluded` (names); "x" where there is none."""
+    for node in reversed(description["nodes"]):
+        name = node["name"]
+        if name != description["output"] and not excluded & ancestors(description, name) and INPUT not in _beyond(description, name):
+            return name
+    return INPUT
+
+
+def before(description, name):
+    """The description of what gives node `name`: that is its tap and its output. It has no head."""
+    needed = ancestors(description, name)
+    return dict(description, tap=name, output=name,
+                nodes=[copy.deepcopy(node) for node in description["nodes"] if node["name"] in needed],
+                blocks=[dict(block) for block in description["blocks"] if block["output"] in needed])
+
+
+def after(description, name):
+    """The description of what follows node `name`, a cut (see `last_cut`): its input "x" is that node's value."""
+    needed = _beyond(description, name)
+    after = dict(description, nodes=[copy.deepcopy(node) for node in description["nodes"] if node["name"] in needed])
+    after["blocks"] = [dict(block) for block in description["blocks"]
+                       if block["output"] in needed and block["input"] in needed | {name}]
+    for holder in [after] + after["blocks"]:
+        for key in ("input", "tap"):
+            if holder.get(key) == name:
+                holder[key] = INPUT
+    for node in after["nodes"]:
+        node["inputs"] = [INPUT if each == name else each for each in node["inputs"]]
+    limit_inplace(after["nodes"])
+    return after
+
+
+def insert_after(description, name, nodes):
+    """A copy with further nodes right behind node `name`: they may read it, and what read it reads the last of them instead."""
+    description, last = copy.deepcopy(description), nodes[-1]["name"]
+    for node in description["nodes"]:
+        node["inputs"] = [last if each == name else each for each in node["inputs"]]
+    for holder, key in [(description, "tap")] + [(block, "input") for block in description["blocks"]]:
+        if holder[key] == name:
+            holder[key] = last
+    place = [INPUT, *[node["name"] for node in description["nodes"]]].index(name)
+    description["nodes"][place:place] = copy.deepcopy(nodes)
+    limit_inplace(description["nodes"])
+    return description
+
+
+def _beyond(description, name):
+    """Names of what the output needs where the value of `name` is given; "x" is one of them where that does not suffice."""
+    nodes = nodes_by_name(description)
+    found, waiting = set(), [description["output"]]
+    while waiting:
+        current = waiting.pop()
+        if current != name and current not in found:
+            found.add(current)
+            waiting.extend(nodes[current]["inputs"] if current in nodes else ())
+    return found
 
 
 def put_below(description, prefix):

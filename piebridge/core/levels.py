@@ -152,7 +152,7 @@ class Proxies:
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
-        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge, self._identity(offer, offer.bridge))
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge, identity=self._identity(offer, offer.bridge))
         self._kept = [Candidate(level, None, offer.share * self._milliseconds, 1.0)]
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
@@ -190,7 +190,7 @@ class Proxies:
         predictor, predicted = fit_residual_predictor(bridge(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
         whole = bridge if offer.bridge is None else Chain(offer.bridge, bridge)
-        level = Level(offer.name, loader, segment, whole, self._identity(offer, whole))
+        level = Level(offer.name, loader, segment, whole, identity=self._identity(offer, whole))
         return level, router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, offer, milliseconds):

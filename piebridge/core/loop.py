@@ -12,9 +12,10 @@ from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.clock import PHASES
 from piebridge.core.device import limited_threads
 from piebridge.core.errors import RunFailed, UserError
+from piebridge.core.gate import BatchGate
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.progress_bar import progress_bar
-from piebridge.core.sampler import epoch_batches
+from piebridge.core.sampler import EverySample, epoch_batches
 
 LOG = logging.getLogger(__name__)
 
@@ -23,17 +24,18 @@ LOG = logging.getLogger(__name__)
 class Parts:
     """What a method brings to the loop."""
 
-    source: Any  # stream(batches, epoch, levels) -> (indices, inputs); needs_level_batches; threads; usable: sample indices
-    step: Any  # step(inputs, labels, gate, progress) -> (losses, is_selected)
-    gate: Any
-    router: Any
+    source: Any  # stream(batches, epoch, levels) -> (indices, inputs, level); needs_level_batches; threads; usable: sample indices
+    step: Any  # step(inputs, labels, gate, progress, level) -> (losses, is_selected); end_epoch(share_done); state, restore
+    gate: Any  # select(losses, indices), see core/gate.py; state, restore
+    router: Any  # levels int [samples]; update(indices, losses, is_selected); end_epoch(); state, restore
     labels: torch.Tensor  # int64 [samples]
-    validate: Callable  # trainable -> (accuracy, loss)
+    validate: Callable  # the step's trainable -> (accuracy, loss)
     settings: Any  # the optimizer section, for the learning rate that is reported
     epochs: int
     batch_size: int
     seed: int
     describe_sample: Callable = str  # sample index -> its file name, for errors
+    pruner: Any = field(default_factory=EverySample)  # which samples an epoch leaves out, see core/sampler.py
 
 
 @dataclass
@@ -63,16 +65,16 @@ def run_loop(parts, progress, best, clock, checkpoints, interrupt):
 def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
     total = parts.epochs
     for epoch in range(progress.epoch, total):
-        usable = parts.source.usable
+        usable = parts.pruner.kept(parts.source.usable, epoch)
         levels = parts.router.levels[usable] if parts.source.needs_level_batches else None
         batches = [[usable[position] for position in batch]
                    for batch in epoch_batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
         stream = parts.source.stream(batches[progress.batch:], epoch, parts.router.levels)
         bar = progress_bar(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch")
         with contextlib.closing(stream), bar:
-            for indices, inputs in stream:
+            for indices, inputs, level in stream:
                 with clock.phase("trainable"):
-                    _train_batch(parts, progress, indices, inputs, (epoch + progress.batch / len(batches)) / total)
+                    _train_batch(parts, progress, indices, inputs, level, (epoch + progress.batch / len(batches)) / total)
                 progress.batch += 1
                 bar.update()
                 if interrupt.signal_name or checkpoints.due():
@@ -80,22 +82,25 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
                     interrupt.check()
         if not progress.seen:
             raise UserError(NOTHING_READABLE)
-        parts.router.end_epoch()
+        with clock.phase("trainable"):
+            parts.router.end_epoch()
+            parts.pruner.end_epoch()
+            parts.step.end_epoch((epoch + 1) / total)
         _end_epoch(parts, progress, best, clock, epoch)
         checkpoints.save(is_epoch_end=True)
         interrupt.check()
 
 
-def _train_batch(parts, progress, indices, inputs, share_done):
+def _train_batch(parts, progress, indices, inputs, level, share_done):
     if not indices:  # all images of the batch turned out to be unreadable
         return
-    losses, is_selected = parts.step(inputs, parts.labels[indices], parts.gate, share_done)
+    losses, is_selected = parts.step(inputs, parts.labels[indices], BatchGate(parts.gate, indices), share_done, level)
     loss_sum = float(losses.sum())
     if not math.isfinite(loss_sum):
         names = ", ".join(parts.describe_sample(index) for index in indices[:8])
         raise RunFailed(f"the loss is not a finite number after {progress.batch} batches of epoch {progress.epoch + 1} on: {names}; "
                         "lower optimizer.lr and add resume=none, or look at these images")
-    parts.router.update(indices, is_selected)
+    parts.router.update(indices, losses, is_selected)
     progress.loss_sum += loss_sum
     progress.seen += len(indices)
     progress.selected += len(indices) if is_selected is None else int(is_selected.sum())
@@ -107,7 +112,7 @@ def _end_epoch(parts, progress, best, clock, epoch):
     if _is_better(accuracy, loss, progress):
         progress.best_accuracy, progress.best_loss, progress.best_epoch = accuracy, loss, epoch + 1
         best.clear()
-        best.update({name: tensor.detach().clone() for name, tensor in parts.step.trainable.state_dict().items()})
+        best.update({name: tensor.detach().clone() for name, tensor in parts.step.trainable.state().items()})
     seen = max(1, progress.seen)
     row = {
         "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, epoch / parts.epochs):.6g}",
@@ -146,28 +151,29 @@ class Saver:
     def save(self, is_epoch_end=False):
         with self._clock.phase("checkpoint"):
             step, progress = self._parts.step, self._progress
-            tensors = {f"optimizer/{name}": tensor for name, tensor in step.optimizer.state().items()}
-            tensors.update({f"trainable/{name}": tensor for name, tensor in step.trainable.state_dict().items()})
+            tensors = {f"step/{name}": tensor for name, tensor in step.state().items()}
+            tensors.update({f"trainable/{name}": tensor for name, tensor in step.trainable.state().items()})
             tensors.update({f"best/{name}": tensor for name, tensor in self._best.items()})
             tensors["random/torch"] = torch.get_rng_state()
             if torch.cuda.is_initialized():
                 tensors["random/cuda"] = torch.cuda.get_rng_state(self._parts.labels.device)
             facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "gate": self._parts.gate.state(),
-                     "router": self._parts.router.state(), "clock": self._clock.state()}
+                     "router": self._parts.router.state(), "pruner": self._parts.pruner.state(), "clock": self._clock.state()}
             rows = list(progress.rows)
             self._writer.save(tensors, facts, then=(lambda: self._run_folder.write_metrics(rows)) if is_epoch_end else lambda: None)
             self._last = self._clock.wall_seconds
 
     def restore(self, tensors, facts):
         step = self._parts.step
-        step.trainable.load_state_dict(_below("trainable/", tensors))
+        step.restore(_below("step/", tensors))
+        step.trainable.restore(_below("trainable/", tensors))
         self._best.update(_below("best/", tensors))
-        step.optimizer.restore(_below("optimizer/", tensors))
         torch.set_rng_state(tensors["random/torch"])
         if "random/cuda" in tensors and torch.cuda.is_initialized():
             torch.cuda.set_rng_state(tensors["random/cuda"], self._parts.labels.device)
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])
+        self._parts.pruner.restore(facts["pruner"])
         vars(self._progress).update(facts["progress"])
         self._clock.restore(facts["clock"])
         self._last = self._clock.wall_seconds

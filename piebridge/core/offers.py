@@ -11,11 +11,12 @@ class Offer:
 
     share: expected cost of one forward over the original's. bridge: the map of a set, which its features go through first, or None.
     make: (images at the original's size, images at the proxy's size) -> its GraphNetwork; needs_images: whether it looks at them.
+    cuts: of the original's tensors, where the proxy is pruned.
     """
 
-    def __init__(self, name, resolution, precision, share, make, needs_images=False, bridge=None):
+    def __init__(self, name, resolution, precision, share, make, needs_images=False, bridge=None, cuts=None):
         self.name, self.resolution, self.precision, self.share = name, resolution, precision, share
-        self.make, self.needs_images, self.bridge = make, needs_images, bridge
+        self.make, self.needs_images, self.bridge, self.cuts = make, needs_images, bridge, cuts
 
 
 def offers(config, network, fingerprint):
@@ -51,4 +52,4 @@ def _made_here(network, spec, costs):
 
 def _from_set(proxy, share):
     share = share * (0.5 if proxy.precision == "int8" else 1.0)
-    return Offer(proxy.name, proxy.resolution, proxy.precision, share, lambda *_: proxy.network, bridge=proxy.bridge)
+    return Offer(proxy.name, proxy.resolution, proxy.precision, share, lambda *_: proxy.network, bridge=proxy.bridge, cuts=proxy.cuts)

@@ -1,45 +1,48 @@
-"""What is trainable, and how it gets back into the original."""
+"""The PET kinds: which tensors of a network are trained, and what is added to it for that."""
 
-import torch
-from torch import nn
+from piebridge.core import graph
+from piebridge.core.pet_adapters import adapter
+from piebridge.core.pet_lora import lora
+from piebridge.core.pet_structure import Structure, head_keys, in_order, last_blocks, parameters_of
 
-
-def build_trainable(network, kind):
-    """The trainable module for a PET kind; `network` has a fresh head already.
-
-    `head`: the final linear layer, fed with features [N, D] at its tap. `all`: the whole network, fed with images (FTAll).
-    """
-    return PET_KINDS[kind](network)
+NORMS = ("BatchNorm2d", "LayerNorm", "GroupNorm")
 
 
-def bridge(network, trainable, kind):
-    """Put the trainable part into the original, in place: float tensors are copied, nothing else of the original changes."""
-    if trainable is network:
-        return network
-    with torch.no_grad():
-        target = network.head.state_dict()
-        for name, tensor in trainable.state_dict().items():
-            target[name].copy_(tensor)
-    return network
+def structure_of(network, settings):
+    """The Structure of a network with a fresh head for the section `pet` of a configuration. UserError where the two do not fit."""
+    return PET_KINDS[settings.kind](network, settings)
 
 
-def count_trainable(module):
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+def _head(network, settings):
+    """The final linear layer."""
+    return Structure(head_keys(network))
 
 
-def _head(network):
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-    network.eval()  # frozen batch norm uses its running statistics
-    head = nn.Linear(network.head.in_features, network.head.out_features)
-    head.load_state_dict(network.head.state_dict())
-    return head
+def _all(network, settings):
+    """Every layer, batch norm in train mode: full fine-tuning."""
+    return Structure([key for key, _ in network.named_parameters()], moves_statistics=True)
 
 
-def _all(network):
-    for parameter in network.parameters():
-        parameter.requires_grad_(True)
-    return network.train()
+def _last_k(network, settings):
+    """Every parameter behind the input of the K-th last block; batch norm keeps its statistics, its weight and bias are trained."""
+    (first, *_) = last_blocks(network, settings.last_k, f"pet.last_k={settings.last_k}")
+    frozen = graph.ancestors(network.description, first["input"])
+    beyond = [node for node in network.description["nodes"] if node["name"] not in frozen]
+    return Structure(in_order(network, {key for node in beyond for key in parameters_of(node, network)}))
 
 
-PET_KINDS = {"head": _head, "all": _all}
+def _norm(network, settings):
+    """Weight and bias of every normalisation layer, and the head."""
+    nodes = [node for node in network.description["nodes"] if node["operation"] in NORMS]
+    return Structure(in_order(network, set(head_keys(network)).union(*[parameters_of(node, network) for node in nodes])))
+
+
+def _bias(network, settings):
+    """Every bias, and the head (BitFit, Ben Zaken et al. 2022)."""
+    joint = {node["inputs"][2] for node in network.description["nodes"] if node["operation"] == "linear" and len(node["inputs"]) > 2}
+    biases = {key for node in network.description["nodes"] for key in parameters_of(node, network)
+              if key.endswith(".bias") and "module" in node or node["name"] in joint}
+    return Structure(in_order(network, biases.union(head_keys(network))))
+
+
+PET_KINDS = {"head": _head, "last_k": _last_k, "norm": _norm, "bias": _bias, "adapter": adapter, "lora": lora, "all": _all}

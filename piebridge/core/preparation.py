@@ -13,11 +13,14 @@ from piebridge.core import backends
 from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.errors import UserError
 from piebridge.core.feature_augmentation import feature_augmentation
+from piebridge.core.graph import INPUT
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
+from piebridge.core.row_codec import RowCodec
 from piebridge.core.run_cache import RunCache
-from piebridge.core.sources import CachedSource, FrozenSource, Level
+from piebridge.core.sources import CachedSource, Level, LevelSource
+from piebridge.core.trained_levels import TrainedLevels
 from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
@@ -26,33 +29,52 @@ POLICY_BATCH = 32  # images that a policy looks at together
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
-def caches_features(config):
-    """Whether a feature cache is on. `auto` takes it where it is exact: a stated number of views and nothing trainable below."""
-    is_exact = (config.loader.augment == "none" or config.cache.views > 0) and config.pet.kind == "head"
-    return config.cache.kind == "features" or (config.cache.kind == "auto" and is_exact)
+def caches_features(config, tuning):
+    """Whether a cache of what is at the tap is on; UserError where there is nothing to keep.
+
+    `auto` takes it where it is exact, a stated number of views of each sample, and a row takes no more bytes than a decoded image.
+    """
+    if config.cache.kind == "features" and tuning.tap == INPUT:
+        raise UserError(f"cache.kind=features: pet.kind={config.pet.kind} trains from the image on, there are no frozen features to keep; "
+                        "use cache.kind=none, or pet.blocks=last:N")
+    is_fresh = config.loader.augment != "none" and not config.cache.views
+    if config.cache.kind != "auto" or tuning.tap == INPUT or is_fresh:
+        return config.cache.kind == "features"
+    row_bytes = RowCodec(config.cache.dtype, tuning.tap_shape()).row_bytes
+    return row_bytes <= int(np.prod(tuning.network.description["input_size"]))
 
 
 class FrozenPart:
-    """The frozen side of a run: gives the loop its source and its router. `work` is an `assembly.Workplace`."""
+    """The frozen side of a run: gives the loop its source and its router.
 
-    def __init__(self, work):
-        self.work = work
+    work: an `assembly.Workplace`. tuning: what is trained, a `Tuning`. is_at_head: whether that is the head alone, so that the frozen
+    networks give feature vectors; only these have bridge maps and residuals. Elsewhere levels run through autograd from their taps on.
+    """
+
+    def __init__(self, work, tuning):
+        self.work, self.tuning = work, tuning
         self.config = work.config
         self.count = len(work.dataset.train)
-        self.is_cached = caches_features(work.config)
+        self.is_cached = caches_features(work.config, tuning)
+        self.is_at_head = tuning.tap == work.network.description["tap"]
         self.native = work.network.description["input_size"][-1]
         is_free = self.is_cached and self.config.backend.name == "auto"  # the batch of a published baseline is the configured one
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
         has_proxies = bool(self.config.proxies.levels) or self.config.proxies.set is not None
-        self.uses_proxies = has_proxies and self.config.router.kind != "none"
+        is_useful = self.is_at_head or not self.is_cached  # an exact cache of anything else leaves proxies nothing to save
+        self.uses_proxies = has_proxies and is_useful and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
+        self._shape = None  # of one sample's value at the tap
         self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
-        self.original = Level("original", self.loader(self.native), self._choose_backend())
+        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._choose_backend())
 
     def source_and_router(self):
         """(source, router), with everything computed that they need."""
-        work, everyone = self.work, list(range(self.count))
+        if self.uses_proxies and not self.is_at_head:
+            levels, routing = TrainedLevels(self).levels_and_routing()
+            return self._streamed(levels, routing)
+        everyone = list(range(self.count))
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
         if proxies and not proxies.levels and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
@@ -68,11 +90,15 @@ class FrozenPart:
         self.decisions.decide("levels_used", lambda: used)
         if self.is_cached:
             return self._cached_source(levels, routing, caches), FixedRouter(routing)
+        return self._streamed(levels, routing)
+
+    def _streamed(self, levels, routing):
+        work = self.work
         if self.config.cache.kind == "pixels":
             for level in levels:
                 level.loader = self.rows.pixel_loader(level.loader)
         self.rows.report()
-        source = FrozenSource(levels, everyone, work.view_seed, work.device, work.clock)
+        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
 
     def _cached_source(self, levels, routing, caches):
@@ -90,7 +116,8 @@ class FrozenPart:
             raise UserError(NOTHING_READABLE)
         labels = [sample.label for sample in work.dataset.train]
         augment = feature_augmentation(settings.augment, settings.augment_strength, self.config.seed, labels)
-        return CachedSource(tables, usable, work.device, work.clock, augment)
+        # a linear layer on a few rows is over before a second thread has woken up
+        return CachedSource(tables, usable, work.device, work.clock, augment, threads=1 if self.is_at_head else None)
 
     def _by_level(self, levels, routing, view):
         """[(FeatureCache of a view, the samples that it serves)], a level each."""
@@ -112,7 +139,7 @@ class FrozenPart:
 
     def segment(self, network, size, precision):
         """A frozen segment on the chosen backend; int8 has a backend of its own. Raises Unsupported where that cannot serve."""
-        name = self.decisions.values["backend"]["backend"]
+        name = self.decisions.values.get("backend", {"backend": "eager"})["backend"]  # none was chosen where the original has no segment
         if precision == "int8":
             if backends.missing_packages(backends.INT8):
                 raise backends.Unsupported("int8 runs on OpenVINO, which is not installed (pip install openvino)")
@@ -139,7 +166,7 @@ class FrozenPart:
             LOG.debug("why %s: %s", choice["backend"], choice["reason"])
             if built and built[0] is not None:
                 return built[0]
-            return backends.build_segment(choice["backend"], work.network, self.native, self.batch_size)
+            return backends.build_segment(choice["backend"], self.tuning.frozen(), self.native, self.batch_size)
 
     def _probe(self):
         batches = self.loader(self.native).batches(in_batches(self.count, self.batch_size), self.work.view_seed(0))
@@ -148,8 +175,9 @@ class FrozenPart:
         if images is None:
             raise UserError(NOTHING_READABLE)
         expected = self.count * (1 if self.is_cached else self.config.epochs)
-        return backends.probe(self.work.network, images, self.batch_size, self.config.backend.tolerance, expected,
-                              fingerprint=self.work.fingerprint)
+        fingerprint = self.work.fingerprint if self.is_at_head else f"{self.work.fingerprint} up to {self.tuning.tap}"
+        return backends.probe(self.tuning.frozen(), images, self.batch_size, self.config.backend.tolerance, expected,
+                              fingerprint=fingerprint)
 
     def _routed(self, levels, proxies):
         """The level of every sample [samples], and a list of (cache, samples that it serves)."""
@@ -157,12 +185,12 @@ class FrozenPart:
         if kind != "policy" and not kind.startswith("level:"):
             return self._cascade(levels, proxies)
         with self.work.clock.phase("proxies"):
-            routing = self._by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
+            routing = self.by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
         if not self.is_cached:
             return routing, []
         return routing, self._by_level(levels, routing, 0)
 
-    def _by_policy(self, policy, numbers):
+    def by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
         routing = np.zeros(self.count, dtype=np.int64)
         for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
@@ -194,6 +222,7 @@ class FrozenPart:
 
     def filled(self, level, indices, view=0):
         """The FeatureCache of samples (list of int) through a Level, with everything computed that it lacked."""
-        network = self.work.network
-        return self.rows.features(level, indices, view, self.batch_size, (network.head.in_features,), network.description["tap"],
+        if self._shape is None:  # found by a forward
+            self._shape = self.tuning.tap_shape()
+        return self.rows.features(level, indices, view, self.batch_size, self._shape, self.tuning.tap,
                                   self.decisions.values["backend"]["backend"])

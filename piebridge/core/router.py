@@ -16,7 +16,7 @@ class FixedRouter:
     def __init__(self, levels):
         self.levels = np.asarray(levels, dtype=np.int64)  # [samples]
 
-    def update(self, indices, is_selected):
+    def update(self, indices, losses, is_selected):
         pass
 
     def end_epoch(self):
@@ -40,8 +40,9 @@ class DataAwareRouter(FixedRouter):
         self._cheapest = cheapest
         self._steps = np.zeros_like(self.levels)
 
-    def update(self, indices, is_selected):
-        """indices: list of int [B]; is_selected: bool tensor [B], False where the gate skipped the sample; None: none was."""
+    def update(self, indices, losses, is_selected):
+        """indices: list of int [B]; losses: float tensor [B]; is_selected: bool tensor [B], False where the gate skipped the sample; None:
+        it skipped none."""
         if is_selected is None:
             return
         skipped = np.asarray(indices)[~is_selected.cpu().numpy()]

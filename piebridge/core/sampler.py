@@ -19,5 +19,25 @@ def epoch_batches(count, batch_size, seed, epoch, levels=None):
     return [group[start:start + batch_size].tolist() for group in groups for start in range(0, len(group), batch_size)]
 
 
+class EverySample:
+    """No sample is left out of an epoch. Another pruner (InfoBatch) has the same methods.
+
+    `kept` must be a function of its arguments and of what `end_epoch` left, since a resumed run asks again in the middle of an epoch.
+    """
+
+    def kept(self, usable, epoch):
+        """Those of the samples `usable` (list of int) that take part in this epoch, in the same order."""
+        return usable
+
+    def end_epoch(self):
+        pass
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
 def _epoch_seed(seed, epoch):
     return (seed * 1000003 + epoch * 7919 + 17) % (2 ** 32)

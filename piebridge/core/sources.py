@@ -14,37 +14,24 @@ from piebridge.core.progress_bar import progress_bar
 class Level:
     """One network that can serve a sample: level 0 is the original.
 
-    loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> features [N, D]; bridge: features -> features in
-    the original's latent space, or None where they are in it; identity: JSON, what decides the features beside the original network
-    and the loader's transform.
+    loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> value [N, ...] at the tap that the trainable part
+    starts from, None where that is the images themselves; bridge: features -> features in the original's latent space, or None
+    where they are in it; number: the trainable part's level that goes on from there; identity: JSON, what decides the values beside
+    the original network and the loader's transform.
     """
 
-    def __init__(self, name, loader, segment, bridge=None, identity=None):
-        self.name, self.loader, self.segment, self.bridge, self.identity = name, loader, segment, bridge, identity
+    def __init__(self, name, loader, segment, bridge=None, number=0, identity=None):
+        self.name, self.loader, self.segment, self.bridge, self.number = name, loader, segment, bridge, number
+        self.identity = identity
 
     def features(self, images):
-        features = self.segment(images)
+        """float32 [N, 3, S, S] -> float32 [N, ...], on the CPU where there is a segment."""
+        features = images if self.segment is None else self.segment(images)
         return features if self.bridge is None else torch.from_numpy(self.bridge(features.numpy()))
 
 
-class ImageSource:
-    """The images themselves, for a trainable part that starts at the input (FTAll)."""
-
-    needs_level_batches = False
-    threads = None
-
-    def __init__(self, loader, usable, view_seed, device, clock):
-        self.usable = usable
-        self._loader, self._view_seed, self._device, self._clock = loader, view_seed, device, clock
-
-    def stream(self, batches, epoch, levels):
-        """Yield (indices, images float32 [B, 3, S, S]) for each list of sample indices."""
-        for indices, images in timed(self._loader.batches(batches, self._view_seed(epoch)), self._clock):
-            yield indices, images.to(self._device)
-
-
-class FrozenSource:
-    """Features of frozen networks, computed batch by batch, each epoch anew."""
+class LevelSource:
+    """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew."""
 
     threads = None
 
@@ -54,13 +41,13 @@ class FrozenSource:
         self._view_seed, self._device, self._clock = view_seed, device, clock
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, features float32 [B, D]); all samples of a batch must have one level."""
+        """Yield (indices, values float32 [B, ...], the trainable part's level); all samples of a batch must have one level."""
         for level, group in itertools.groupby(batches, key=lambda batch: int(levels[batch[0]])):
             current = self.levels[level]
             for indices, images in timed(current.loader.batches(list(group), self._view_seed(epoch)), self._clock):
                 with self._clock.phase("frozen"):
-                    features = current.features(images).to(self._device) if indices else None
-                yield indices, features
+                    values = current.features(images).to(self._device) if indices else None
+                yield indices, values, current.number
 
 
 class CachedSource:
@@ -70,14 +57,13 @@ class CachedSource:
     """
 
     needs_level_batches = False
-    threads = 1  # a linear layer on a few rows is over before a second thread has woken up
 
-    def __init__(self, views, usable, device, clock, augment=None):
-        self.usable = usable
+    def __init__(self, views, usable, device, clock, augment=None, threads=1):
+        self.usable, self.threads = usable, threads
         self._views, self._device, self._clock, self._augment = views, device, clock, augment
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, rows float32 [B, ...])."""
+        """Yield (indices, rows float32 [B, ...], 0)."""
         view = self._views[epoch % len(self._views)]
         for indices in batches:
             with self._clock.phase("cache"):
@@ -85,7 +71,7 @@ class CachedSource:
                 if self._augment is not None:
                     rows = self._augment(rows, indices, epoch, view)
                 rows = torch.from_numpy(rows).to(self._device)
-            yield indices, rows
+            yield indices, rows, 0
 
 
 def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):

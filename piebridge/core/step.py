@@ -7,26 +7,55 @@ from piebridge.core.optimizers import build_optimizer, learning_rate
 
 
 class EagerStep:
-    """The trainable module, its loss and its optimizer; their state lives as long as the run."""
+    """What is trained (a Tuning, see core/tuning.py), its loss and its optimizer; their state lives as long as the run."""
 
     def __init__(self, trainable, settings):
         self.trainable = trainable
         self._settings = settings
-        self.optimizer = build_optimizer([p for p in trainable.parameters() if p.requires_grad], settings)
+        self.optimizer = build_optimizer(trainable.parameters(), settings)
 
-    def __call__(self, inputs, labels, gate, progress):
-        """inputs [B, ...], labels int [B] -> (losses float [B], is_selected bool [B], or None where all samples are).
+    def __call__(self, inputs, labels, gate, progress, level=0):
+        """inputs [B, ...] at the trainable part's tap, labels int [B], through network `level` of the trainable part.
 
-        The loss is the mean over the samples that the gate selects; when it selects none, nothing is updated.
+        gate: `select(losses)`, see core/gate.py. progress: share of the run that is done, 0..1. Returns (losses float [B],
+        is_selected bool [B], or None where all samples are); when the gate selects none, nothing is updated.
         """
-        losses = F.cross_entropy(self.trainable(inputs), labels, reduction="none", label_smoothing=self._settings.label_smoothing)
+        losses = F.cross_entropy(self.trainable(inputs, level), labels, reduction="none", label_smoothing=self._settings.label_smoothing)
         detached = losses.detach()
-        is_selected = gate.select(detached)
-        if is_selected is None or bool(is_selected.any()):
+        choice = gate.select(detached)
+        loss = gated_loss(losses, choice)
+        if loss is not None:
             self.optimizer.zero_grad()
-            (losses if is_selected is None else losses[is_selected]).mean().backward()
+            loss.backward()
             self.optimizer.step(learning_rate(self._settings, progress))
-        return detached, is_selected
+        return detached, None if choice is None else choice[0]
+
+    def end_epoch(self, share_done):
+        """Called after each epoch, when the share `share_done` (0..1) of the run is done, before the validation."""
+
+    def state(self):
+        """{name: tensor} of what has to outlive the process, beside the trained tensors themselves; the tensors may be live ones."""
+        return self.optimizer.state()
+
+    def restore(self, state):
+        """Go on from `state`; called before the trained tensors are restored."""
+        self.optimizer.restore(state)
+
+
+def gated_loss(losses, choice):
+    """The loss that a step takes its gradient from, or None where no sample is selected.
+
+    losses: float [B]. choice: what a gate selected. All: the mean. Some, without weights: the mean over the selected. With weights:
+    the sum of weight * loss over the selected, divided by B; unbiased where each weight is one over the chance of being selected.
+    """
+    if choice is None:
+        return losses.mean()
+    is_selected, weights = choice
+    if not bool(is_selected.any()):
+        return None
+    if weights is None:
+        return losses[is_selected].mean()
+    return (losses * weights)[is_selected].sum() / len(losses)
 
 
 def evaluate(trainable, batches):

@@ -44,7 +44,7 @@ def test_problems_of_every_kind_come_in_one_round_with_the_place_each_came_from(
     with pytest.raises(UserError) as caught:
         load_config(path, ["loader.augment=flip", "backend.name=onnx", "optimizer.lr=fast", "resume=false"])
     assert [line.partition("; write")[0] for line in str(caught.value).splitlines()] == [
-        f"{path}: method: 'PETT' is not one of FTAll, PET, PET_fast, PET_cache, PET_fast_cache, ours (did you mean 'PET'?)",
+        f"{path}: method: 'PETT' is not one of {', '.join(METHODS)} (did you mean 'PET'?)",
         f"{path}: optimizer: is a section",
         f"{path}: proxies.levels: 'half' is not a proxy",
         "command line: backend.name: 'onnx' is not one of auto, eager, channels_last, folded, bf16, torchscript, onnxruntime, "

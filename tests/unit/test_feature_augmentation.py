@@ -58,7 +58,7 @@ def test_the_same_epoch_and_batch_draw_the_same_and_others_do_not(kind):
         return CachedSource([Table()], Table.usable, torch.device("cpu"), Clock(), feature_augmentation(kind, 0.3, 3, LABELS))
 
     def epoch(number, batches):
-        return [rows for _, rows in source().stream(batches, number, None)]
+        return [rows for _, rows, _ in source().stream(batches, number, None)]
 
     batches = [[4, 8, 1], [7, 3]]
     first, resumed = epoch(0, batches), epoch(0, batches[1:])

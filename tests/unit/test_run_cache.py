@@ -21,7 +21,7 @@ from piebridge.core.files import user_cache_folder
 from piebridge.core.loader import ImageLoader
 from piebridge.core.run_cache import RunCache, shared_folder
 from piebridge.core.run_folder import RunFolder
-from piebridge.core.sources import CachedSource, FrozenSource, ImageSource, Level
+from piebridge.core.sources import CachedSource, Level, LevelSource
 from piebridge.core.transforms import Transform
 
 FOLDER = Path(__file__).resolve().parents[2] / "datasets" / "Clipart10"
@@ -169,12 +169,12 @@ def test_views_in_turn_equal_features_computed_afresh(tmp_path, images, augment)
     assert sum(run.forwards) == 3 * 22
     tables = [run.rows.table([(cache, run.everyone)]) for cache in caches]
     cached = CachedSource(tables, tables[0].usable, torch.device("cpu"), Clock())
-    fresh = FrozenSource([run.level], run.everyone, run.work.view_seed, torch.device("cpu"), Clock())
+    fresh = LevelSource([run.level], run.everyone, run.work.view_seed, torch.device("cpu"), Clock())
     seen = []
     for epoch in range(5):
         pairs = list(zip(cached.stream(caches[0].chunks, epoch, None), fresh.stream(caches[0].chunks, epoch, np.zeros(22, int))))
-        assert len(pairs) == 3 and all(indices == others and torch.equal(rows, features) for (indices, rows), (others, features) in pairs)
-        seen.append(torch.cat([rows for (_, rows), _ in pairs]))
+        assert len(pairs) == 3 and all(ours[0] == theirs[0] and torch.equal(ours[1], theirs[1]) for ours, theirs in pairs)
+        seen.append(torch.cat([ours[1] for ours, _ in pairs]))
     assert torch.equal(seen[0], seen[3]) and torch.equal(seen[1], seen[4]) and not torch.equal(seen[0], seen[1])
 
 
@@ -201,10 +201,10 @@ def test_cached_pixels_give_the_same_images(tmp_path, images, settings):
     plan = run.plan()
     assert (plan["kind"], plan["rows_computed"], plan["bytes"]) == ("pixels",) + (22 * plan["views"], 22 * plan["views"] * SIZE * SIZE * 3)
     lists = [[3, 1], [20, 0, 5, 5], []]
-    sources = [ImageSource(loader, run.everyone, run.work.view_seed, torch.device("cpu"), Clock()) for loader in (cached, run.loader)]
     for epoch in range(3):
-        for (indices, images_), (others, expected) in zip(*[source.stream(lists, epoch, None) for source in sources]):
-            assert indices == others and torch.equal(images_, expected)
+        seed = run.work.view_seed(epoch)
+        for (indices, found), (others, expected) in zip(cached.batches(lists, seed), run.loader.batches(lists, seed)):
+            assert indices == others and torch.equal(found, expected)
 
 
 def test_unreadable_images_are_each_reported_and_left_out(tmp_path, images):

@@ -11,12 +11,12 @@ import torch
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.direct_step import DirectStep
 from piebridge.core.errors import UserError
-from piebridge.core.gate import LossGate, OpenGate
+from piebridge.core.gate import BatchGate, LossGate, OpenGate
 from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.proxies import expected_milliseconds, parse_spec
 from piebridge.core.router import DataAwareRouter, fit_residual_predictor
 from piebridge.core.sampler import epoch_batches
-from piebridge.core.step import EagerStep
+from piebridge.core.step import EagerStep, gated_loss
 
 
 def test_an_epoch_has_every_sample_once_and_one_level_per_batch():
@@ -36,14 +36,15 @@ def test_nothing_is_dropped_without_levels():
 def test_gate_follows_the_papers_average():
     gate = LossGate(momentum=0.8)
     assert gate.select(torch.tensor([1.0, 3.0])) is None  # all; theta starts at the first loss: 2.0
-    assert gate.select(torch.tensor([1.0, 5.0])).tolist() == [False, True]  # theta -> 0.8 * 2 + 0.2 * 3 = 2.2
+    assert gate.select(torch.tensor([1.0, 5.0]))[0].tolist() == [False, True]  # theta -> 0.8 * 2 + 0.2 * 3 = 2.2
     assert gate.state()["threshold"] == pytest.approx(2.2)
-    assert gate.select(torch.tensor([2.1, 2.3])).tolist() == [False, True]
+    is_selected, weights = gate.select(torch.tensor([2.1, 2.3]), indices=[7, 8])
+    assert is_selected.tolist() == [False, True] and weights is None
 
 
 def test_skipped_samples_become_cheaper_from_the_next_epoch_on():
     router = DataAwareRouter(np.array([0, 1, 3]), cheapest=3)
-    router.update([0, 1, 2], torch.tensor([True, False, False]))
+    router.update([0, 1, 2], torch.tensor([2.0, 0.5, 0.5]), torch.tensor([True, False, False]))
     assert router.levels.tolist() == [0, 1, 3]
     restored = DataAwareRouter(np.array([0, 0, 0]), cheapest=3)
     restored.restore(router.state())
@@ -148,12 +149,50 @@ def test_expected_cost_of_a_cascade():
     assert expected_milliseconds([], [], 4, epochs=12) == 48
 
 
-@pytest.mark.parametrize("gate", [OpenGate(), LossGate(0.8)])
+class Head(torch.nn.Linear):
+    """A linear head as a step sees what it trains."""
+
+    head = property(lambda self: self)
+
+    def forward(self, inputs, level=0):
+        return super().forward(inputs)
+
+
+class WeighingGate(OpenGate):
+    """Every second sample, at twice its weight, and the third one never."""
+
+    def select(self, losses, indices=None):
+        is_selected = torch.arange(len(losses)) % 2 == 0
+        return is_selected & (torch.arange(len(losses)) != 2), torch.full_like(losses, 2.0)
+
+
+class ClosedGate(OpenGate):
+    def select(self, losses, indices=None):
+        return torch.zeros(len(losses), dtype=torch.bool), None
+
+
+def test_the_loss_that_a_gate_makes():
+    losses = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    is_selected = torch.tensor([True, False, False, True])
+    assert gated_loss(losses, None) == 3.75
+    assert gated_loss(losses, (is_selected, None)) == 4.5
+    assert gated_loss(losses, (is_selected, torch.tensor([1.0, 9.0, 9.0, 3.0]))) == (1 + 3 * 8) / 4
+    assert gated_loss(losses, (torch.zeros(4, dtype=torch.bool), None)) is None
+
+
+def test_a_batchs_gate_knows_its_samples():
+    seen = []
+    gate = OpenGate()
+    gate.select = lambda losses, indices: seen.append((losses, indices))
+    assert BatchGate(gate, [4, 5]).select("losses") is None and seen == [("losses", [4, 5])]
+
+
+@pytest.mark.parametrize("gate", [OpenGate(), LossGate(0.8), WeighingGate(), ClosedGate()])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_direct_step_is_autograds_in_float64(gate, smoothing):
     settings = SimpleNamespace(kind="adamw", lr=0.02, weight_decay=0.01, schedule="cosine", label_smoothing=smoothing)
     torch.manual_seed(0)
-    heads = [torch.nn.Linear(12, 5).double() for _ in range(2)]
+    heads = [Head(12, 5).double() for _ in range(2)]
     heads[1].load_state_dict(heads[0].state_dict())
     steps = [EagerStep(heads[0], settings), DirectStep(heads[1], settings)]
     gates = [copy.deepcopy(gate) for _ in steps]

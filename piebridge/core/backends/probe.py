@@ -39,8 +39,8 @@ class Choice:
 
 
 def relative_error(features, reference):
-    """max over samples of |f - r| / |r| (Euclidean norms over [N,D]); inf where a feature is not a number."""
-    features, reference = features.detach().double(), reference.detach().double()
+    """max over samples of |f - r| / |r| (Euclidean norms over [N,...]); inf where a feature is not a number."""
+    features, reference = features.detach().flatten(1).double(), reference.detach().flatten(1).double()
     errors = (features - reference).norm(dim=1) / reference.norm(dim=1).clamp_min(1e-30)
     return float(errors.max()) if bool(torch.isfinite(errors).all()) else math.inf
 

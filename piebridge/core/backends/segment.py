@@ -11,7 +11,8 @@ class Unsupported(UserError):
 
 
 class Segment:
-    """`segment(images)`: float32 [N,3,S,S], normalised -> features, float32 [N,D] on the CPU, without a gradient.
+    """`segment(images)`: float32 [N,3,S,S], normalised -> the value at the network's tap, float32 [N,...] on the CPU, without
+    a gradient.
 
     backend: its name. input_size: S. batch_size: what the backend was built for; any N is taken, and where the backend `is_fixed`
     to its batch size, images go through it in pieces of that size, the last one filled up with zeros. The features of an image do

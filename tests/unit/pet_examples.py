@@ -1,0 +1,68 @@
+"""Networks and settings for the tests of PET kinds."""
+
+from types import SimpleNamespace
+
+import torch
+from forge_examples import Tower, network_of, random_tensors
+
+from piebridge.core.capture import capture
+from piebridge.core.network import GraphNetwork, expected_shapes
+from piebridge.core.networks import load_network
+from piebridge.core.step import EagerStep
+from piebridge.core.tuning import Tuning
+
+KINDS = ("head", "last_k", "norm", "bias", "adapter", "lora", "all")
+FAMILIES = {"tower": 16, "efficientnet_lite0": 64, "mobilenet_v3_large": 64, "resnet50": 64, "vit": 32, "deit": 32}  # pixels
+CLASSES = ("ant", "bee", "cat", "dog")
+
+
+def settings(kind, **changes):
+    """The section `pet` of a configuration."""
+    given = {"kind": kind, "last_k": 2, "r": 2, "alpha": 6.0, "dropout": 0.0, "target": (), "blocks": "all"}
+    return SimpleNamespace(**dict(given, **changes))
+
+
+def family(name, seed=0, dtype=torch.float64):
+    """A network of a family with random weights and statistics and a fresh head, in eval mode; transformers in small."""
+    description = tower_like(name).description if name in ("tower", "vit", "deit") else load_network(name, is_pretrained=False).description
+    torch.manual_seed(seed)
+    network = GraphNetwork(description, random_tensors(expected_shapes(description), seed, dtype)).eval()
+    network.replace_head(CLASSES)
+    return network
+
+
+def tower_like(name):
+    if name == "tower":
+        return network_of(Tower(), "tower")
+    if name == "vit":
+        from torchvision.models import VisionTransformer
+        module = VisionTransformer(image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5)
+    else:
+        import timm
+        module = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, embed_dim=16, depth=3, num_heads=2,
+                                   num_classes=5)
+    return capture(module.eval(), name, [3, 32, 32], [0.5] * 3, [0.5] * 3)
+
+
+def examples(name, count=4, seed=1, dtype=torch.float64, size=None):
+    """(images, labels) for a family."""
+    generator = torch.Generator().manual_seed(seed)
+    size = size or FAMILIES[name]
+    images = torch.randn(count, 3, size, size, generator=generator, dtype=dtype)
+    return images, torch.randint(0, len(CLASSES), (count,), generator=generator)
+
+
+def step_of(tuning, lr=1e-2):
+    return EagerStep(tuning, SimpleNamespace(kind="adamw", lr=lr, momentum=0.9, weight_decay=0.0, schedule="constant", label_smoothing=0.0))
+
+
+def tuned(network, given, name, steps=3):
+    """A Tuning of the network after some steps."""
+    from piebridge.core.gate import OpenGate
+
+    tuning = Tuning(network, given)
+    step = step_of(tuning)
+    for number in range(steps):
+        images, labels = examples(name, seed=10 + number)
+        step(tuning.frozen().features(images).detach(), labels, OpenGate(), 0.0)
+    return tuning.eval()
