@@ -85,12 +85,13 @@ class RowTable:
     """The rows that training reads, from several caches of one store, by sample: a batch is one look-up, and nothing is copied before."""
 
     def __init__(self, store, codec, samples, served):
-        """samples: how many there are. served: list of (FeatureCache, samples to take from it)."""
+        """samples: how many there are. served: list of (FeatureCache, samples to take from it); those without a row are not `usable`."""
         self.codec = codec
         self._store = store
         self._locations = np.full(samples, _NOWHERE, np.int64)
         for cache, indices in served:
             self._locations[indices] = cache.locations(indices)
+        self._locations[self._locations < 0] = _NOWHERE
         self.usable = np.flatnonzero(self._locations != _NOWHERE).tolist()
         self._memory = None  # of the pack, where all rows are in one
         piece = store.in_one_piece(self._locations[self.usable])

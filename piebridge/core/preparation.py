@@ -106,10 +106,7 @@ class FrozenPart:
         work, settings = self.work, self.config.cache
         views = [caches] + [self._by_level(levels, routing, view) for view in range(1, settings.views)]
         with work.clock.phase("cache"):
-            tables = []
-            for served in views:
-                present = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in served]
-                tables.append(self.rows.table(present))
+            tables = [self.rows.table(served) for served in views]
             usable = sorted(set(tables[0].usable).intersection(*[table.usable for table in tables[1:]]))
             self.rows.report()
         if not usable:

@@ -57,7 +57,7 @@ def test_problems_of_every_kind_come_in_one_round_with_the_place_each_came_from(
 
 def test_a_refused_value_makes_no_further_problems(tmp_path):
     message = refused(tmp_path, "method: PET\n", ["cache.kind=feature"])
-    assert message == "command line: cache.kind: 'feature' is not one of none, features, auto (did you mean 'features'?)"
+    assert message == "command line: cache.kind: 'feature' is not one of none, features, pixels, auto (did you mean 'features'?)"
 
 
 def test_what_a_program_gives_is_not_called_the_command_line(tmp_path):
