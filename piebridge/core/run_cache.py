@@ -66,7 +66,7 @@ class RunCache:
             return
         found = {"kind": "pixels" if self._settings.kind == "pixels" else "features", "dtype": self._dtype,
                  "views": max(1, self._settings.views), "is_shared": self._settings.shared, "rows_reused": self._found,
-                 "rows_computed": self._computed, "bytes": self._bytes, "largest_relative_error": max(self._errors)}
+                 "rows_computed": self._computed, "bytes": self._bytes, "largest_relative_error": float(f"{max(self._errors):.3g}")}
         self._work.decisions.update("cache", found)
         LOG.info("cache: %d rows found, %d computed (%s, %s, largest relative error of a row %.2g)", self._found, self._computed,
                  shown_bytes(self._bytes), "uint8 pixels" if found["kind"] == "pixels" else self._dtype, max(self._errors))

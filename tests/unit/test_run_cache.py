@@ -275,4 +275,4 @@ def test_compressed_rows_state_their_error(tmp_path, images):
         run = Run(tmp_path / dtype, images, **{"cache.dtype": dtype})
         rows = run.cache().read(run.everyone)
         error = (np.linalg.norm(rows - reference, axis=1) / np.linalg.norm(reference, axis=1)).max()
-        assert run.plan()["largest_relative_error"] == pytest.approx(error, rel=1e-3) and 0 < error < most
+        assert run.plan()["largest_relative_error"] == pytest.approx(error, rel=0.01) and 0 < error < most
