@@ -38,7 +38,7 @@ from piebridge.core.step import evaluate
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
-PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
+PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
 class RunResult:
