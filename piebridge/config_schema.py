@@ -115,6 +115,8 @@ class Proxies:
 class Router:
     kind: str = option("none", "how a sample gets its level: none, residual, policy, random or level:N",
                        accepts=_is_router, wanted="none, residual, policy, random or level:N")
+    predictor: str = option("device", "of kind=residual; device: fitted here on calibration images; set: what the proxy set has, with "
+                            "its own scores, which takes no pass of the original", choices=("device", "set"))
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
     delta: float = option(0.1, "largest share of samples whose level may leave more than that; 0.5 goes by the typical residual",
                           low=0.001, high=0.9)

@@ -14,7 +14,7 @@ from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
-from piebridge.core.tuning import Tuning
+from piebridge.core.tuning import BODIES, Tuning
 
 STEPS = {"eager": EagerStep, "direct": DirectStep}
 
@@ -42,7 +42,8 @@ class Workplace:
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
     config = work.config
-    tuning = Tuning(work.network, config.pet)
+    # what is trained runs in torch: where the backend is free, with the frozen batch norm folded away
+    tuning = Tuning(work.network, config.pet, config.backend.name if config.backend.name in BODIES else "folded")
     frozen = FrozenPart(work, tuning)
     source, router = frozen.source_and_router()
     gate = config.gate.kind

@@ -11,12 +11,11 @@ from piebridge.core import backends
 from piebridge.core.backends import device_profile
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.device import describe_device
-from piebridge.core.errors import UserError
 from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
-from piebridge.core.policy import PolicyRouter
 from piebridge.core.proxies import expected_milliseconds
 from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded
+from piebridge.core.set_routers import policy_of, predictor_of, residual_router_of
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
@@ -30,14 +29,15 @@ class Proxies:
     """Bridges and measures the proxies on offer on a few unlabelled training images, and keeps those that pay.
 
     `levels`: the proxies kept, dearest first. `calibration`: the samples used; their features come from the original. `proxy_set`:
-    where they come from, None for proxies made here.
+    where they come from, None for proxies made here. `predictor`: the set's own, where that is to route the samples, else None.
     """
 
     def __init__(self, part):
         self.part, self.work, self.settings = part, part.work, part.config.proxies
         self._kept, self._notes = [], []
         self._offers, self.proxy_set = offers(part.config, self.work.network, self.work.fingerprint)
-        self.calibration = part.calibration
+        self.predictor = predictor_of(self.proxy_set, part.config) if self._goes_by_set else None
+        self.calibration = [] if self._goes_by_set else part.calibration
         self.calibration_cache = None
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
@@ -47,7 +47,7 @@ class Proxies:
                 self._consider(offer, is_kept=bool(decided) or self._takes_all)
         decided = self.work.decisions.decide("proxies", lambda: {
             "levels": [level.name for level in self.levels], "reason": "; ".join(self._notes),
-            "predicted_frozen_seconds": round(self._calibration_seconds() + self._seconds(self._kept), 3)})
+            "predicted_frozen_seconds": None if self.predictor else round(self._calibration_seconds() + self._seconds(self._kept), 3)})
         LOG.info("proxies: %s", ", ".join(decided["levels"]) or "none pays here")
         LOG.debug("why: %s", decided["reason"])
 
@@ -56,27 +56,33 @@ class Proxies:
         return [candidate.level for candidate in self._kept]
 
     @property
+    def _goes_by_set(self):
+        """Whether samples are routed by a predictor that a set brings along, so that nothing is calibrated here."""
+        return self.part.config.router.kind == "residual" and self.part.config.router.predictor == "set"
+
+    @property
     def _takes_all(self):
-        """Whether levels are kept whether they pay or not: those that the configuration names, and all that a policy chooses among."""
-        return self.settings.use == "all" or self.part.config.router.kind == "policy" or self.part.config.router.kind.startswith("level:")
+        """Whether levels are kept whether they pay or not: those that the configuration names, and all that a set's router knows."""
+        kind = self.part.config.router.kind
+        return self.settings.use == "all" or kind == "policy" or kind.startswith("level:") or self._goes_by_set
 
     def _eligible(self):
         """The offers that the router could use."""
         kind, delta = self.part.config.router.kind, self.part.config.router.delta
+        if self.predictor is not None:
+            return self._offers if is_bounded(len(self.predictor.scores), delta) else []
         if kind.startswith("level:"):
             number = min(int(kind[len("level:"):]), len(self._offers))
             return self._offers[number - 1:number] if number else []
         return self._offers if kind == "policy" or is_bounded(len(self.calibration), delta) else []
 
     def policy(self):
-        """(PolicyRouter, level of `levels` for each of its outputs): one that is not there gives way to the next more faithful one."""
-        if self.proxy_set is None or self.proxy_set.policy is None:
-            where = "proxies that are made on the device have" if self.proxy_set is None else f"proxies.set={self.settings.set}: has"
-            raise UserError(f"router.kind=policy: {where} no policy; give a set that was forged with one, or router.kind=residual")
-        names, numbers = [level.name for level in self.levels], [0]
-        for proxy in self.proxy_set.proxies:
-            numbers.append(names.index(proxy.name) + 1 if proxy.name in names else numbers[-1])
-        return PolicyRouter(self.proxy_set.policy, len(numbers)), np.array(numbers)
+        """See set_routers.policy_of."""
+        return policy_of(self.proxy_set, self.part.config, [level.name for level in self.levels])
+
+    def residual_router(self):
+        """See set_routers.residual_router_of."""
+        return residual_router_of(self.proxy_set, self.predictor, self.part.config, [level.name for level in self.levels])
 
     def accepted(self, number, caches, indices):
         """The samples of `indices` that level `number` may serve; `caches` has their features: {level: cache}, this and cheaper ones."""
@@ -118,7 +124,7 @@ class Proxies:
 
     def _consider(self, offer, is_kept):
         self.work.interrupt.check()
-        if self.part.config.router.kind.startswith("level:") and offer.bridge is not None:
+        if self.predictor is not None or self.part.config.router.kind.startswith("level:") and offer.bridge is not None:
             self._take_as_it_is(offer)
             return
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
@@ -144,7 +150,8 @@ class Proxies:
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
 
     def _take_as_it_is(self, offer):
-        """A set's level that serves every sample needs the original for nothing, not even to fit its map anew."""
+        """A set's level that serves every sample, or samples that the set's predictor gives it, needs the original for nothing, not
+        even to fit its map anew."""
         try:
             with self.work.clock.phase("proxies"):
                 segment = self._segment(offer, offer.make())
@@ -152,7 +159,7 @@ class Proxies:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
         level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge)
-        self._kept = [Candidate(level, None, offer.share * self._milliseconds, 1.0)]
+        self._kept.append(Candidate(level, None, offer.share * self._milliseconds, 1.0))  # the set has the dearest first
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
     def _proxy(self, offer):

@@ -24,6 +24,7 @@ from piebridge.core.transforms import Transform
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 POLICY_BATCH = 32  # images that a policy looks at together
+PREDICTED_ROWS = 512  # features that a predictor reads together
 FLOAT_BYTES = 4
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
@@ -160,15 +161,23 @@ class FrozenPart:
 
     def _routed(self, levels, proxies):
         """The level of every sample [samples], and a list of (cache, samples that it serves)."""
-        kind = self.config.router.kind
-        if kind != "policy" and not kind.startswith("level:"):
+        kind, filled = self.config.router.kind, {}
+        if proxies.predictor is not None:
+            routing, filled[len(levels) - 1] = self._by_prediction(levels[-1], proxies.residual_router())
+        elif kind == "policy":
+            with self.work.clock.phase("proxies"):
+                routing = self.by_policy(*proxies.policy())
+        elif kind.startswith("level:"):
+            routing = np.ones(self.count, dtype=np.int64)
+        else:
             return self._cascade(levels, proxies)
-        with self.work.clock.phase("proxies"):
-            routing = self.by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
         if not self.is_cached:
             return routing, []
-        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
-        return routing, [(self.filled(level, level.name, indices), indices) for level, indices in served if indices]
+        served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
+        for number, indices in served.items():
+            if indices and number not in filled:
+                filled[number] = self.filled(levels[number], levels[number].name, indices)
+        return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
     def by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
@@ -177,6 +186,16 @@ class FrozenPart:
             if indices:
                 routing[indices] = numbers[policy(images)]
         return routing
+
+    def _by_prediction(self, cheapest, router):
+        """(level of each sample [samples] by its features through the cheapest level, the cache of these)."""
+        cache, routing = self.filled(cheapest, cheapest.name, list(range(self.count))), np.zeros(self.count, dtype=np.int64)
+        with self.work.clock.phase("proxies"):
+            present = cache.present()
+            for start in range(0, len(present), PREDICTED_ROWS):
+                piece = present[start:start + PREDICTED_ROWS]
+                routing[piece] = router(cache.read(piece))
+        return routing, cache
 
     def _cascade(self, levels, proxies):
         """Route every sample to the cheapest level whose residual is bounded by the tolerance: (routing, caches).

@@ -37,6 +37,26 @@ def test_the_tap_is_the_last_value_before_anything_trained(name, kind, tap):
         assert tuning.tap_shape() == tuple(values.shape[1:])
 
 
+@pytest.mark.parametrize("name", ["tower", "efficientnet_lite0", "mobilenet_v3_large", "resnet50", "vit"])
+@pytest.mark.parametrize("kind", ["last_k", "norm", "bias", "adapter", "lora"])
+@pytest.mark.parametrize("body", ["channels_last", "folded"])
+def test_a_faster_body_computes_the_same(name, kind, body):
+    images, labels = examples(name)
+    found = []
+    for each in ("eager", body):
+        torch.manual_seed(0)
+        tuning = Tuning(family(name), settings(kind), each)
+        logits = tuning(tuning.frozen().features(images))
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+        found.append((logits.detach(), [parameter.grad for parameter in tuning.parameters()], tuning))
+    (logits, gradients, plain), (fast_logits, fast_gradients, fast) = found
+    assert torch.allclose(logits, fast_logits, rtol=1e-9, atol=1e-12)
+    assert all(torch.allclose(*pair, rtol=1e-7, atol=1e-10) for pair in zip(gradients, fast_gradients))
+    if body == "folded" and kind in ("adapter", "last_k") and name == "resnet50":
+        plain_nodes, fast_nodes = (len(each._levels[0]._tail.description["nodes"]) for each in (plain, fast))
+        assert fast_nodes < plain_nodes or kind == "last_k"  # last_k trains its batch norm
+
+
 def test_a_cut_needs_no_more_than_its_one_value():
     """x + f(x): inside the block two values lead on."""
     description = family("tower").description
