@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import torch
@@ -32,12 +33,15 @@ from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.packages import one_line, package_version
+from piebridge.core.power import Meter
+from piebridge.core.power_sensors import power_mode
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.safetensors_file import write_safetensors
 from piebridge.core.step import evaluate
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
+Gauges = namedtuple("Gauges", "clock memory meter")
 PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
 
 
@@ -96,6 +100,12 @@ def _train_in(folder, config, interrupt):
     warn_of_other_work(device)
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
+    with Meter(clock, device.type) as meter:
+        return _train_on(device, folder, config, interrupt, Gauges(clock, memory, meter))
+
+
+def _train_on(device, folder, config, interrupt, gauges):
+    clock = gauges.clock
     with clock.phase("setup"):
         if not config.overwrite:
             folder.refuse_finished()
@@ -110,7 +120,7 @@ def _train_in(folder, config, interrupt):
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
-        record = _new_record(config, device, dataset, network, fingerprint)
+        record = dict(_new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names)
         checkpoint = _open_folder(folder, config, record)
         torch.manual_seed(config.seed)
         network.replace_head(dataset.classes)
@@ -137,7 +147,9 @@ def _train_in(folder, config, interrupt):
         finally:
             record["plan"] = _plan(decisions, clock)
             record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
-            record["results"].update(_costs(clock, memory))
+            energy = gauges.meter.record()
+            record["heat"] = energy.pop("heat")
+            record["results"].update(_costs(gauges), **energy)
             record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             folder.write_record(record)
         folder.drop_cache()
@@ -214,12 +226,14 @@ def _short(value):
 def _new_record(config, device, dataset, network, fingerprint):
     return {
         "status": "running", "method": config.method, "network": network.description["name"], "dataset": dataset.name,
-        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "config": config.as_dict(),
+        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "power_mode": power_mode(),
+        "config": config.as_dict(),
         "versions": _versions(), "commit": _commit(), "data_sha256": dataset.fingerprint, "network_sha256": fingerprint,
         "bad_files": [list(entry) for entry in dataset.bad_files],
         "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
-                    "phases": {}, "peak_mib": None, "trainable_parameters": None, "trainable_share": None, "energy_j": None},
-        "plan": None,
+                    "phases": {}, "peak_mib": None, "peak_device_mib": None, "trainable_parameters": None, "trainable_share": None,
+                    "energy_j": None, "energy_phases": None},
+        "heat": None, "plan": None,
     }
 
 
@@ -230,10 +244,12 @@ def _plan(decisions, clock):
     return dict(plan, measured_frozen_seconds=round(phases.get("frozen", 0.0) + phases.get("decode", 0.0), 3))
 
 
-def _costs(clock, memory):
+def _costs(gauges):
+    clock, memory = gauges.clock, gauges.memory
     phases = {name: round(seconds, 4) for name, seconds in sorted(clock.phases.items())}
     return {"train_seconds": round(clock.train_seconds, 4), "wall_seconds": round(clock.wall_seconds, 4), "phases": phases,
-            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1)}
+            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1),
+            "peak_device_mib": memory.device_mib()}
 
 
 def _explained(error):
