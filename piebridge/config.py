@@ -78,10 +78,30 @@ def _contradictions(config):
     if config.cache.kind == "features" and config.loader.augment != "none":
         yield (("cache.kind", "loader.augment"), "cache.kind=features keeps one view of each image, "
                f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
+    if config.pseudo.kind != "none" and not config.splits.shots:
+        yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
+               "splits.shots=K")
+    if config.pseudo.kind != "none" and 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
+        yield (("pseudo.threshold", "optimizer.label_smoothing"), f"optimizer.label_smoothing={config.optimizer.label_smoothing} teaches "
+               f"to be less sure than pseudo.threshold={config.pseudo.threshold}, so that hardly an image gets a label; use "
+               "optimizer.label_smoothing=0.0")
+    if config.stream.samples:
+        yield from _against_stream(config)
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
+
+
+def _against_stream(config):
+    if config.cache.kind == "features":
+        yield (("cache.kind", "stream.samples"), "cache.kind=features keeps what is seen again, and a stream's samples are seen once; use "
+               "cache.kind=none")
+    if config.pseudo.kind != "none":
+        yield ("pseudo.kind", "stream.samples"), "pseudo.kind: a stream's samples come with their labels, and do not come again; use none"
+    if config.router.kind != "none" and not config.router.kind.startswith("level:"):
+        yield (("router.kind", "stream.samples"), f"router.kind={config.router.kind} looks at all samples before it trains on them, and a "
+               "stream's are seen once; use none or level:N")
 
 
 def _flat(entries):

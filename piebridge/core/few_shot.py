@@ -24,7 +24,7 @@ def limit_labels(dataset, shots, seed, keeps_unlabelled):
     rarest = min(counts, key=lambda label: (counts[label], label))
     if counts[rarest] < shots:
         few = sum(count < shots for count in counts.values())
-        others = f" ({few - 1} more classes have too few)" if few > 1 else ""
+        others = f"; {few} classes have too few" if few > 1 else ""
         raise UserError(f"splits.shots={shots}: class '{dataset.classes[rarest]}' has {counts[rarest]} training images{others}; take "
                         f"splits.shots={counts[rarest]}, or add images")
     chosen = {sample.path for sample in _first_of_each_class(dataset, shots, seed)}
