@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before torch is imported, so that the command line
     sys.exit(main(["train"] + sys.argv[1:]))
 
 import functools
+import gc
 import logging
 import os
 import platform
@@ -26,6 +27,7 @@ from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.decisions import Decisions
 from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import Cancelled, RunFailed, UserError
+from piebridge.core.few_shot import limit_labels
 from piebridge.core.files import write_text
 from piebridge.core.graph import INPUT
 from piebridge.core.interrupt import interruptible
@@ -68,16 +70,20 @@ class RunResult:
         return load_network(str(self.folder / "tuned.safetensors"))
 
 
-def train(config_or_run, **overrides):
+def train(config_or_run, images=None, **overrides):
     """Run one experiment and return its RunResult.
 
     config_or_run: a Config, a configuration file, or a run such as `efficientnet_lite0/Clipart10/ours`. overrides: any keys of
-    the configuration; keys of a section as dicts (`optimizer={"lr": 0.01}`) or dotted (`**{"optimizer.lr": 0.01}`). Raises
+    the configuration; keys of a section as dicts (`optimizer={"lr": 0.01}`) or dotted (`**{"optimizer.lr": 0.01}`). images: an
+    iterable of (image, label) to train on as they come, each seen once; an image is a path or a PIL image, a label the name or number
+    of one of the data set's classes; `stream={"samples": N}` says how many make an epoch; the data set validates and tests. Raises
     UserError for bad input, RunFailed for a run that fails by itself, Cancelled when it is interrupted (all is saved first).
     """
     config, folder = _configure(config_or_run, overrides)
+    if images is not None and not config.stream.samples:
+        raise UserError("train(images=...): how many of them make an epoch? add stream={'samples': N}")
     with interruptible() as interrupt:
-        return _train_in(folder, config, interrupt)
+        return _train_in(folder, config, interrupt, images)
 
 
 def _configure(config_or_run, overrides):
@@ -94,17 +100,17 @@ def _configure(config_or_run, overrides):
     return config, RunFolder(config.output or default)
 
 
-def _train_in(folder, config, interrupt):
+def _train_in(folder, config, interrupt, images):
     device = resolve_device(config.device)
     make_repeatable(device)
     warn_of_other_work(device)
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
     with Meter(clock, device.type) as meter:
-        return _train_on(device, folder, config, interrupt, Gauges(clock, memory, meter))
+        return _train_on(device, folder, config, interrupt, Gauges(clock, memory, meter), images)
 
 
-def _train_on(device, folder, config, interrupt, gauges):
+def _train_on(device, folder, config, interrupt, gauges, images):
     clock = gauges.clock
     with clock.phase("setup"):
         if not config.overwrite:
@@ -113,6 +119,7 @@ def _train_on(device, folder, config, interrupt, gauges):
         folder.refuse_own(config.network)
         dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
                                 config.loader.max_megapixels)
+        dataset = limit_labels(dataset, config.splits.shots, config.splits.seed, keeps_unlabelled=config.pseudo.kind != "none")
         network = load_network(config.network, trust_pickle=config.trust_pickle)
         folder.refuse_inside(f"the images, data={config.data}", dataset.folder)
         if os.path.isfile(config.network):
@@ -131,7 +138,8 @@ def _train_on(device, folder, config, interrupt, gauges):
             clock.restore(decisions.clock_state)
         known = list(dataset.bad_files) + decisions.values.get("bad_files", [])
         bad_images = BadImages(config.loader.max_bad_files, known, functools.partial(decisions.update, "bad_files"))
-        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images)
+        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images,
+                          images)
         try:
             _run(work, checkpoint, record)
             record["status"] = "success"
@@ -157,7 +165,17 @@ def _train_on(device, folder, config, interrupt, gauges):
 
 
 def _run(work, checkpoint, record):
-    """Prepare, loop, bridge, save, evaluate the saved file; fills `record`."""
+    """Train, save, evaluate the saved file; fills `record`."""
+    _train_and_save(work, checkpoint, record)
+    with work.clock.evaluation():
+        gc.collect()  # the networks, segments and caches of the training make room for an evaluation in eager torch
+        accuracy = record["results"]["test_accuracy"] = test_accuracy(work.folder.tuned_file, work)
+    LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", work.folder.tuned_file,
+             "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", work.clock.train_seconds)
+
+
+def _train_and_save(work, checkpoint, record):
+    """Prepare, loop, bridge, save. Nothing of it is held any more on return."""
     folder, clock, config = work.folder, work.clock, work.config
     parts = build_parts(work)
     trainable = parts.step.trainable
@@ -187,11 +205,7 @@ def _run(work, checkpoint, record):
         write_safetensors(folder.trainable_file, trainable.state(), {"pet": config.pet.kind})
         save_network(trainable.bridged(), folder.tuned_file)
     record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
-    with clock.evaluation():
-        record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)
-    accuracy = record["results"]["test_accuracy"]
-    LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", folder.tuned_file,
-             "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", clock.train_seconds)
+    record["labels"] = parts.labels.record() or record["labels"]
 
 
 def test_accuracy(network_file, work):
@@ -233,6 +247,7 @@ def _new_record(config, device, dataset, network, fingerprint):
         "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
                     "phases": {}, "peak_mib": None, "peak_device_mib": None, "trainable_parameters": None, "trainable_share": None,
                     "energy_j": None, "energy_phases": None},
+        "labels": {name: dataset.split[name] for name in ("labelled", "unlabelled")} if config.splits.shots else None,
         "heat": None, "plan": None,
     }
 

@@ -36,6 +36,8 @@ def caches_features(config, tuning):
     if config.cache.kind == "features" and tuning.tap == INPUT:
         raise UserError(f"cache.kind=features: pet.kind={config.pet.kind} trains from the image on, there are no frozen features to keep; "
                         "use cache.kind=none, or pet.blocks=last:N")
+    if config.stream.samples:  # nothing comes again
+        return False
     if config.cache.kind != "auto" or tuning.tap == INPUT or config.loader.augment != "none":
         return config.cache.kind == "features"
     return FLOAT_BYTES * int(np.prod(tuning.tap_shape())) <= int(np.prod(tuning.network.description["input_size"]))

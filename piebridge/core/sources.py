@@ -32,6 +32,7 @@ class LevelSource:
     """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew."""
 
     threads = None
+    repeats = True  # each epoch shows the same samples
 
     def __init__(self, levels, usable, view_seed, device, clock):
         self.levels, self.usable = levels, usable
@@ -52,6 +53,7 @@ class CachedSource:
     """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
 
     needs_level_batches = False
+    repeats = True
 
     def __init__(self, features, usable, device, clock, shape=None):
         """shape: of one sample's value, where that is no vector."""

@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_sees_the_same_views_of_the_same_images():
 
 @pytest.mark.parametrize("arrivals, message", [
     ([(picture(0), 0)] * 4, "images: the stream ended after 4 samples, and an epoch takes stream.samples=6; give more, or fewer epochs or"),
-    ([(picture(0), "dgo")], "images: sample 1 has the label 'dgo' (did you mean 'dog'?); give the name of a class, or its number from 0 to 2"),
+    ([(picture(0), "dgo")], "images: sample 1 has the label 'dgo' (did you mean 'dog'?); give the name of a class, or its number from "),
     ([(picture(0), 0), (picture(0), 3)], "images: sample 2 has the label 3; give the name"),
     ([(picture(0), True)], "images: sample 1 has the label True; give the name"),
     ([(picture(0), 1.0)], "images: sample 1 has the label 1.0; give the name"),
@@ -118,7 +118,7 @@ def test_what_is_no_sample_is_refused_in_words(arrivals, message):
 @pytest.mark.parametrize("overrides, message", [
     (["cache.kind=features"], "cache.kind=features keeps what is seen again, and a stream's samples are seen once; use cache.kind=none"),
     (["router.kind=residual"], "router.kind=residual looks at all samples before it trains on them"),
-    (["router.kind=level:1", "splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0"], "pseudo.kind: a stream's samples")])
+    (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0"], "pseudo.kind: a stream's samples come with")])
 def test_settings_that_need_samples_to_come_again(overrides, message):
     with pytest.raises(UserError, match=message):
         build_config({}, parse_overrides(["stream.samples=100", "router.kind=none"] + overrides))
