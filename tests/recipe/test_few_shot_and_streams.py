@@ -1,5 +1,6 @@
-"""Few shots, pseudo-labels and streams through the real loop, on real images; stopped and gone on to the same weights."""
+"""Few shots, pseudo-labels, streams and a power sensor through the real loop, on real images; stopped and gone on to the same weights."""
 
+import functools
 import os
 import shutil
 import signal
@@ -10,10 +11,12 @@ import pytest
 from PIL import Image
 
 import piebridge
+from piebridge import training
 from piebridge.core import loop
 from piebridge.core.errors import Cancelled, UserError
 from piebridge.core.network_file import save_network
 from piebridge.core.networks import load_network
+from piebridge.core.power import Meter
 from piebridge.core.safetensors_file import read_safetensors
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -119,3 +122,30 @@ def test_an_iterable_of_the_users_own(train, data):
 def test_a_stream_of_unchanging_views_is_refused(train):
     with pytest.raises(UserError, match="with loader.augment=none a data set shows the same views again"):
         train("same", {"stream.samples": 20})
+
+
+def test_a_sensor_gives_the_joules_of_each_phase(train, tmp_path, monkeypatch):
+    """A board that draws 4 W whatever it does: 4 J for each second, over a stop too."""
+    sensor = tmp_path / "sys/bus/i2c/drivers/ina3221x/0-0041/iio:device1"
+    sensor.mkdir(parents=True)
+    (sensor / "rail_name_0").write_text("VDD_IN\n")
+    (sensor / "in_power0_input").write_text("4000\n")
+    monkeypatch.setattr(training, "Meter", functools.partial(Meter, root=tmp_path))
+    whole = train("whole", {"epochs": 2})
+    assert whole.power_sensor == ["VDD_IN"] and whole.heat is None
+    results = whole.results
+    assert results["energy_j"] == pytest.approx(4 * results["train_seconds"], rel=0.02)
+    assert results["energy_phases"]["evaluation"] == pytest.approx(4 * results["evaluation_seconds"], rel=0.1)
+    assert sum(results["energy_phases"].values()) == pytest.approx(4 * results["wall_seconds"], rel=0.02)
+    for name, seconds in results["phases"].items():
+        assert results["energy_phases"].get(name, 0) == pytest.approx(4 * seconds, abs=0.1 * 4 * results["wall_seconds"])
+    again = stopped_and_gone_on(train, {"epochs": 2}, 10).results
+    assert again["energy_j"] == pytest.approx(4 * again["train_seconds"], rel=0.2)
+
+
+def test_without_a_sensor_the_record_says_so(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "Meter", functools.partial(Meter, root=tmp_path / "nothing"))
+    result = train("few", {"splits.shots": 2, "epochs": 1})
+    assert (result.power_sensor, result.heat) == (None, None)
+    assert (result.results["energy_j"], result.results["energy_phases"], result.results["peak_device_mib"]) == (None, None, None)
+    assert result.power_mode is None or isinstance(result.power_mode, str)
