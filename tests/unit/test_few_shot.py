@@ -99,7 +99,7 @@ class RowSource:
 
 def example(threshold=0.6):
     torch.manual_seed(0)
-    features, head = torch.randn(40, 6), Head(6, 3)
+    features, head = 3 * torch.randn(40, 6), Head(6, 3)
     labels = torch.randint(0, 3, (40,))
     is_labelled = torch.arange(40) % 4 == 0
     settings = SimpleNamespace(threshold=threshold, warmup_epochs=2)
