@@ -1,10 +1,12 @@
 """k labelled training images per class; the other training images count as unlabelled."""
 
+import logging
 from collections import Counter
 
 from piebridge.core.dataset import Dataset
-from piebridge.core.errors import UserError
 from piebridge.core.splits import portable_key, rank
+
+LOG = logging.getLogger(__name__)
 
 
 def limit_labels(dataset, shots, seed, keeps_unlabelled):
@@ -13,20 +15,15 @@ def limit_labels(dataset, shots, seed, keeps_unlabelled):
     Within each class the training images are ranked by seed and path, as for the split (core/splits.py), and the first ones are
     taken: 5 shots are among the 10 shots of the same seed. keeps_unlabelled: whether the others stay among the training images,
     with their paths in `.unlabelled`; without, they are left out, so that nothing is computed for them. Validation and test stay.
-    `.split` gains {"shots", "labelled", "unlabelled"}.
-
-    Raises:
-        UserError: a class has fewer images than `shots`. Fewer for some classes would be another experiment.
+    `.split` gains {"shots", "labelled", "unlabelled"}. A class that has fewer images gives all it has, and the log says so.
     """
     if not shots:
         return dataset
     counts = Counter(sample.label for sample in dataset.train)
-    rarest = min(counts, key=lambda label: (counts[label], label))
-    if counts[rarest] < shots:
-        few = sum(count < shots for count in counts.values())
-        others = f"; {few} classes have too few" if few > 1 else ""
-        raise UserError(f"splits.shots={shots}: class '{dataset.classes[rarest]}' has {counts[rarest]} training images{others}; take "
-                        f"splits.shots={counts[rarest]}, or add images")
+    short = [f"{dataset.classes[label]} ({count})" for label, count in sorted(counts.items()) if count < shots]
+    if short:
+        shown = ", ".join(short[:5]) + (", ..." if len(short) > 5 else "")
+        LOG.warning("splits.shots=%d: %d of %d classes have fewer training images, and give all: %s", shots, len(short), len(counts), shown)
     chosen = {sample.path for sample in _first_of_each_class(dataset, shots, seed)}
     train = [sample for sample in dataset.train if keeps_unlabelled or sample.path in chosen]
     unlabelled = {sample.path for sample in train} - chosen

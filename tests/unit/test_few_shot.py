@@ -55,14 +55,14 @@ def test_the_unlabelled_stay_where_they_are_wanted(clipart):
     assert limited.without(limited.val).unlabelled == limited.unlabelled
 
 
-def test_too_few_images_of_a_class_are_an_error_that_names_it():
+def test_a_class_with_fewer_images_gives_all_and_is_named(caplog):
     train = [Sample(f"/data/{name}/{number}.jpg", label) for label, (name, count) in enumerate((("a", 9), ("b", 2), ("c", 4)))
              for number in range(count)]
     dataset = Dataset("set", "/data", ["a", "b", "c"], {"train": train}, {})
-    with pytest.raises(UserError) as caught:
-        limit_labels(dataset, 5, 0, True)
-    assert str(caught.value) == ("splits.shots=5: class 'b' has 2 training images; 2 classes have too few; take splits.shots=2, or "
-                                 "add images")
+    limited = limit_labels(dataset, 5, 0, False)
+    assert [sum(sample.label == label for sample in limited.train) for label in range(3)] == [5, 2, 4]
+    assert [record.message for record in caplog.records] == [
+        "splits.shots=5: 2 of 3 classes have fewer training images, and give all: b (2), c (4)"]
 
 
 @pytest.mark.parametrize("overrides, expected", [
