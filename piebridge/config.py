@@ -13,7 +13,8 @@ from piebridge.core.methods import METHODS
 __all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml", "training_keys"]
 
 # what may change between a checkpoint and its continuation: nothing that changes the weights
-FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
+FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size", "cache.folder",
+             "cache.budget")
 
 
 def load_config(path, overrides=()):
@@ -75,9 +76,18 @@ def _against_method(method, given, place):
 
 def _contradictions(config):
     """(keys, text) of settings that cannot hold together, in the user's words."""
-    if config.cache.kind == "features" and config.loader.augment != "none":
-        yield (("cache.kind", "loader.augment"), "cache.kind=features keeps one view of each image, "
-               f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
+    if config.cache.kind in ("features", "pixels") and config.loader.augment != "none" and not config.cache.views:
+        yield (("cache.kind", "loader.augment"), f"cache.kind={config.cache.kind} keeps views of each image, loader.augment="
+               f"{config.loader.augment} asks for a fresh one each epoch; set how many to keep, such as cache.views=4")
+    if config.cache.views and config.loader.augment == "none":
+        yield (("cache.views", "loader.augment"), f"cache.views={config.cache.views}: loader.augment=none shows one view of each image; "
+               "use cache.views=0, or augment")
+    if config.cache.augment != "none" and config.cache.kind not in ("features", "auto"):
+        yield (("cache.augment", "cache.kind"), f"cache.augment={config.cache.augment} changes cached features, and cache.kind="
+               f"{config.cache.kind} keeps none; use cache.kind=features")
+    if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
+        yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
+               "a mixup is at most 1")
     if config.pseudo.kind != "none" and not config.splits.shots:
         yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
                "splits.shots=K")
@@ -94,9 +104,10 @@ def _contradictions(config):
 
 
 def _against_stream(config):
-    if config.cache.kind == "features":
-        yield (("cache.kind", "stream.samples"), "cache.kind=features keeps what is seen again, and a stream's samples are seen once; use "
-               "cache.kind=none")
+    if config.cache.kind in ("features", "pixels") or config.cache.views:
+        given = f"cache.views={config.cache.views}" if config.cache.views else f"cache.kind={config.cache.kind}"
+        yield (("cache.kind", "cache.views", "stream.samples"), f"{given} keeps what is seen again, and a stream's samples are seen once; "
+               f"use {given.partition('=')[0]}={0 if config.cache.views else 'none'}")
     if config.pseudo.kind != "none":
         yield ("pseudo.kind", "stream.samples"), "pseudo.kind: a stream's samples come with their labels, and do not come again; use none"
     if config.router.kind != "none" and not config.router.kind.startswith("level:"):

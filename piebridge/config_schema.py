@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
+from piebridge.core.byte_sizes import parse_bytes
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS
 from piebridge.core.proxy_specs import parse_spec
@@ -34,6 +35,14 @@ def workers_option():
 def _is_router(value):
     level = str(value)[len("level:"):]
     return value in ("none", "residual", "policy", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
+
+
+def _check_size(text):
+    try:
+        parse_bytes(text)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _are_blocks(value):
@@ -114,7 +123,19 @@ class Backend:
 
 @dataclass(frozen=True)
 class Cache:
-    kind: str = option("none", "what is kept across epochs; auto: features where that is exact", choices=("none", "features", "auto"))
+    kind: str = option("none", "what is kept across epochs; auto: features where that is exact",
+                       choices=("none", "features", "pixels", "auto"))
+    dtype: str = option("float32", "how features are kept; the error of float16 and int8 is measured and recorded",
+                        choices=("float32", "float16", "int8"))
+    views: int = option(0, "augmented views kept of each image, shown in turn; 0: a fresh one each epoch, which cannot be kept", low=0,
+                        high=1000)
+    shared: bool = option(False, "keep rows for other runs, and use theirs; a run that finds some shows less time than it would take alone")
+    folder: Optional[str] = option(None, "where shared rows are; default: $PIEBRIDGE_CACHE/rows or ~/.cache/piebridge/rows", is_path=True)
+    budget: str = option("10GiB", "most that the folder may take, such as 512MiB; what was not used for longest makes room",
+                         check=_check_size)
+    augment: str = option("none", "change cached features at each use: noise, or mixup within a class", choices=("none", "noise", "mixup"))
+    augment_strength: float = option(0.1, "noise in standard deviations of a feature; mixup: the largest weight of the other sample",
+                                     low=0.0, high=10.0)
 
 
 @dataclass(frozen=True)

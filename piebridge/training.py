@@ -44,7 +44,7 @@ from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
 Gauges = namedtuple("Gauges", "clock memory meter")
-PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
+PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
 class RunResult:

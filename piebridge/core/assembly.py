@@ -40,8 +40,9 @@ class Workplace:
     images: Any = None  # an iterable of (image, label) to train on in place of the data set's images, see core/stream.py
 
     def view_seed(self, epoch):
-        """Seed of an epoch's augmented views; None where all epochs show the same view."""
-        return None if self.config.loader.augment == "none" else (self.config.seed, epoch)
+        """Seed of an epoch's augmented views, the same every `cache.views` epochs; None where all epochs show the same view."""
+        views = self.config.cache.views
+        return None if self.config.loader.augment == "none" else (self.config.seed, epoch % views if views else epoch)
 
 
 def build_parts(work):

@@ -16,11 +16,15 @@ class DirectStep(EagerStep):
     On a GPU it is EagerStep.
     """
 
+    def __init__(self, trainable, settings):
+        super().__init__(trainable, settings)
+        self._head = trainable.head
+
     def __call__(self, inputs, labels, gate, progress, level=0):
         """inputs [B, D], labels int [B] -> (losses float [B], is_selected bool [B], or None where all samples are)."""
         if inputs.device.type != "cpu":
             return super().__call__(inputs, labels, gate, progress, level)
-        head, smoothing = self.trainable.head, self._settings.label_smoothing
+        head, smoothing = self._head, self._settings.label_smoothing
         x, rows, column = inputs.numpy(), np.arange(len(inputs)), labels.numpy()
         logits = x @ head.weight.detach().numpy().T + head.bias.detach().numpy()  # [B, C]
         logits -= logits.max(axis=1, keepdims=True)

@@ -36,6 +36,7 @@ class Proxies:
     def __init__(self, part):
         self.part, self.work, self.settings = part, part.work, part.config.proxies
         self._kept, self._notes = [], []
+        self._fingerprints = {}  # {offer: its network's}
         self._offers, self.proxy_set = offers(part.config, self.work.network, self.work.fingerprint)
         self.calibration = part.calibration
         self.calibration_cache = None
@@ -151,7 +152,7 @@ class Proxies:
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
-        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge)
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge, identity=self._identity(offer, offer.bridge))
         self._kept = [Candidate(level, None, offer.share * self._milliseconds, 1.0)]
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
@@ -163,7 +164,11 @@ class Proxies:
         return offer.make(*[tensor.to(self.work.device) for tensor in images])
 
     def _segment(self, offer, network):
+        self._fingerprints[offer.name] = self.work.fingerprint if network is self.work.network else network.fingerprint()
         return self.part.segment(network, offer.resolution, offer.precision)
+
+    def _identity(self, offer, bridge):
+        return {"network": self._fingerprints[offer.name], "precision": offer.precision, "bridge": bridge and bridge.fingerprint()}
 
     def _bridged(self, offer, segment, original):
         """(Level, ResidualRouter, residuals of the calibration images, share of them that the level may serve, ms per image).
@@ -185,7 +190,8 @@ class Proxies:
         predictor, predicted = fit_residual_predictor(bridge(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
         whole = bridge if offer.bridge is None else Chain(offer.bridge, bridge)
-        return Level(offer.name, loader, segment, whole), router, residuals, float((router.levels(predicted) > 0).mean()), cost
+        level = Level(offer.name, loader, segment, whole, identity=self._identity(offer, whole))
+        return level, router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, offer, milliseconds):
         """The level's cost as this device measured it first, so that another run decides alike."""
@@ -200,7 +206,7 @@ class Proxies:
 
     def _original_features(self):
         if self.calibration_cache is None:
-            self.calibration_cache = self.part.filled(self.part.original, "calibration", self.calibration)
+            self.calibration_cache = self.part.filled(self.part.original, self.calibration)
             self._readable = self.calibration_cache.present()
         return self.calibration_cache.read(self._readable)
 
@@ -228,6 +234,9 @@ class Chain:
         for each in self._maps:
             features = each(features)
         return features
+
+    def fingerprint(self):
+        return [each.fingerprint() for each in self._maps]
 
 
 def _dearest_first(candidates):

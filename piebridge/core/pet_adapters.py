@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from piebridge.core import graph
+from piebridge.core.errors import UserError
 from piebridge.core.pet_structure import Structure, chosen_blocks, head_keys
 
 
@@ -13,6 +14,8 @@ def adapter(network, settings):
     Behind [N, C, H, W] down and up are 1x1 convolutions around a ReLU, behind [N, T, D] linear layers around a GELU.
     """
     original, blocks = network.description, chosen_blocks(network, settings)
+    if not blocks:
+        raise UserError(f"pet.kind=adapter: network {original['name']} has no blocks that an adapter could stand behind; use pet.kind=lora")
     like = network.head.weight
     images = torch.zeros([1] + list(original["input_size"]), device=like.device, dtype=like.dtype)
     with torch.no_grad():

@@ -103,6 +103,7 @@ def test_a_run_leaves_what_the_contract_says(finished, method):
     assert sum(results["phases"].values()) == pytest.approx(results["train_seconds"], abs=0.01)
     assert results["peak_mib"] > 100 and (results["energy_j"] is None or results["energy_j"] > 0)
     assert results["trainable_parameters"] == (1280 * 4 + 4 if method != "FTAll" else 3376132)
+    assert results["trainable_share"] == pytest.approx(results["trainable_parameters"] / 3376132)
     lines = (folder / "log.txt").read_text().splitlines()
     assert len(lines) == 3
     for line in lines:
@@ -118,7 +119,7 @@ def test_the_tuned_original_differs_in_the_trainable_part_only(finished):
     head = tensors_of(finished["ours"])
     for name, tensor in tuned.items():
         if name.startswith("classifier."):
-            assert np.array_equal(tensor.numpy(), head[name[len("classifier."):]])
+            assert np.array_equal(tensor.numpy(), head[name])
         else:
             assert np.array_equal(tensor.numpy(), original[name].numpy()), name
 
@@ -128,6 +129,27 @@ def test_a_cache_changes_no_weight(finished):
     plain, cached = tensors_of(finished["PET"]), tensors_of(finished["PET_cache"])
     for name in plain:
         np.testing.assert_allclose(plain[name], cached[name], atol=1e-4)
+
+
+def test_a_warm_shared_cache_gives_the_same_weights_and_says_so(environment, images, finished, tmp_path):
+    for number, (reused, computed) in enumerate([(0, 56), (56, 0)]):
+        done = train(environment, "PET_cache", images, tmp_path / str(number), "cache.shared=true", f"cache.folder={tmp_path / 'rows'}")
+        assert done.returncode == 0, done.stderr
+        plan = record_of(tmp_path / str(number))["plan"]["cache"]
+        assert (plan["is_shared"], plan["rows_reused"], plan["rows_computed"]) == (True, reused, computed)
+        for name, tensor in tensors_of(tmp_path / str(number)).items():
+            assert np.array_equal(tensor, tensors_of(finished["PET_cache"])[name])
+
+
+@pytest.mark.parametrize("kind, rows, settings", [
+    ("pixels", 56, ("cache.kind=pixels", "router.kind=none", "gate.kind=none")),
+    ("features", 112, ("loader.augment=crop_flip", "cache.views=2", "cache.dtype=int8", "cache.augment=noise"))])
+def test_other_caches_train_too(environment, images, tmp_path, kind, rows, settings):
+    done = train(environment, "ours", images, tmp_path / "run", *settings)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path / "run")
+    assert record["plan"]["cache"]["kind"] == kind and record["plan"]["cache"]["rows_computed"] >= rows
+    assert record["results"]["test_accuracy"] > 0.5
 
 
 def test_ours_says_what_it_chose(finished):
@@ -153,6 +175,55 @@ def test_fresh_augmentation_goes_through_routed_proxies(environment, images, tmp
     levels = [float(row["mean_level"]) for row in rows]
     assert 0 < levels[0] < levels[-1] <= 1  # skipped samples move up to the only proxy
     assert 0 < float(rows[-1]["selected_share"]) < 1
+
+
+THROUGH_LEVELS = ("pet.kind=adapter", "step=eager", "router.kind=random", "loader.augment=crop_flip", "epochs=2", "pet.blocks=last:4",
+                  "proxies.calibration_images=16", "proxies.levels=['160px','224px-drop2','192px-int8']", "checkpoint.seconds=0.0")
+
+
+def test_adapters_are_trained_through_levels_and_resume(environment, images, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    done = train(environment, "ours", images, whole, *THROUGH_LEVELS)
+    assert done.returncode == 0, done.stderr
+    record = record_of(whole)
+    assert list(record["plan"]["levels_used"]) == ["original", "224px-drop2", "160px"] and min(record["plan"]["levels_used"].values()) > 5
+    assert "192px-int8 left out" in record["plan"]["proxies"]["reason"] and 0 < record["results"]["trainable_share"] < 0.01
+    assert "adapter trains" in done.stderr
+    started = time.time()
+    arguments = command("efficientnet_lite0/Clipart10/ours", f"data={images}", f"output={killed}", *THROUGH_LEVELS)
+    process = subprocess.Popen(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    kill_when_written(process, killed / "checkpoint" / "state.safetensors", started)
+    done = train(environment, "ours", images, killed, *THROUGH_LEVELS)
+    assert done.returncode == 0 and "going on from epoch" in done.stderr, done.stderr
+    assert metrics_without_times(killed) == metrics_without_times(whole)
+    for name, tensor in tensors_of(whole).items():
+        assert np.array_equal(tensors_of(killed)[name], tensor), name
+
+
+@pytest.mark.parametrize("kind", ["last_k", "norm"])
+def test_a_cache_in_the_middle_of_the_network_changes_no_weight(environment, images, tmp_path, kind):
+    """norm starts at the first convolution, whose map is kept too where it is asked for."""
+    for name in ("none", "features"):
+        done = train(environment, "ours", images, tmp_path / name, f"pet.kind={kind}", "step=eager", "epochs=1", f"cache.kind={name}",
+                     "gate.kind=none", "backend.name=eager", "router.kind=none", "loader.batch_size=8", "optimizer.kind=sgd")
+        assert done.returncode == 0, done.stderr
+    plain, cached = tensors_of(tmp_path / "none"), tensors_of(tmp_path / "features")
+    assert len(plain) > 2
+    for name, tensor in plain.items():
+        np.testing.assert_allclose(cached[name], tensor, atol=1e-4)
+
+
+@pytest.mark.parametrize("overrides, words", [
+    (["loader.augment=flip"], "router.kind=residual: goes by what a level leaves at the head's tap, and pet.kind=adapter trains what lies "
+                              "before it; use router.kind=random, policy, level:N or none"),
+    (["loader.augment=flip", "router.kind=level:9"], "router.kind=level:9: there are 2 levels to train through"),
+    (["loader.augment=flip", "router.kind=policy"], "router.kind=policy: needs proxies.set"),
+    (["pet.kind=all", "method=FTAll", "cache.kind=features"], "contradicts"),
+    (["pet.blocks=last:99"], "pet.blocks=last:99: network efficientnet_lite0 has 16 blocks; give 16 or fewer"),
+    (["pet.blocks=0"], "pet.blocks: '0' is not all, last:N, or a list of names")])
+def test_what_cannot_be_trained_through_levels(environment, images, tmp_path, overrides, words):
+    given = ["pet.kind=adapter", "step=eager", "proxies.levels=['160px','192px']"] + overrides
+    refused(train(environment, "ours", images, tmp_path / "out", *given), words)
 
 
 def test_one_seed_gives_one_run(environment, finished, images, tmp_path):

@@ -6,6 +6,7 @@ from forge_examples import Tower, module_of
 from pet_examples import examples, family, settings, tuned
 from torch import nn
 
+from piebridge.core.errors import UserError
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.tuning import Tuning
 
@@ -86,6 +87,13 @@ def test_the_file_holds_known_operations_alone(tmp_path):
     assert {node["operation"] for node in loaded.description["nodes"]} <= known
     again = Tuning(loaded, settings("head"))  # a tuned network can be tuned again
     assert again.tap == "flatten"
+
+
+def test_a_network_without_blocks_is_refused():
+    network = family("tower")
+    network.description["blocks"] = []
+    with pytest.raises(UserError, match="pet.kind=adapter: network tower has no blocks that .* use pet.kind=lora"):
+        Tuning(network, settings("adapter"))
 
 
 def test_a_dropped_blocks_adapter_still_runs():

@@ -117,6 +117,8 @@ def test_what_is_no_sample_is_refused_in_words(arrivals, message):
 
 @pytest.mark.parametrize("overrides, message", [
     (["cache.kind=features"], "cache.kind=features keeps what is seen again, and a stream's samples are seen once; use cache.kind=none"),
+    (["cache.kind=pixels"], "cache.kind=pixels keeps what is seen again, and a stream's samples are seen once; use cache.kind=none"),
+    (["cache.views=4", "loader.augment=flip"], "cache.views=4 keeps what is seen again, .* use cache.views=0"),
     (["router.kind=residual"], "router.kind=residual looks at all samples before it trains on them"),
     (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0"], "pseudo.kind: a stream's samples come with")])
 def test_settings_that_need_samples_to_come_again(overrides, message):
