@@ -132,7 +132,7 @@ class _Level:
     """
 
     def __init__(self, description, tensors, cuts, trained, structure, whole=None):
-        self.tap = graph.last_cut(description, _trained_nodes(description, trained))
+        self.tap = _tap(description, trained)
         self._moves_statistics = structure.moves_statistics
         self._description, self._tensors, self._whole = description, tensors, whole
         cuts = {key: slices for key, slices in dict(cuts, **factor_cuts(cuts, structure.factors)).items() if key in trained}
@@ -161,6 +161,12 @@ class _Level:
             return self._whole
         description = graph.before(self._description, self.tap)
         return GraphNetwork(description, {key: self._tensors[key] for key in expected_shapes(description)}).eval()
+
+
+def _tap(description, trained):
+    """The last cut that no trained tensor lies before; "x" where there is none, or nothing frozen before it but padding of the image."""
+    tap = graph.last_cut(description, _trained_nodes(description, trained))
+    return tap if expected_shapes(graph.before(description, tap)) else graph.INPUT
 
 
 def _built(description, tensors, structure):
