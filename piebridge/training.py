@@ -179,7 +179,7 @@ def _train_and_save(work, checkpoint, record):
     folder, clock, config = work.folder, work.clock, work.config
     parts = build_parts(work)
     trainable = parts.step.trainable
-    record["results"].update(trainable_parameters=trainable.count(), trainable_share=round(trainable.share(), 8))
+    record["results"].update(trainable_parameters=trainable.count(), trainable_share=trainable.share())
     LOG.info("%s trains %s numbers, %.3g %% of the network, from %s on", config.pet.kind, f"{trainable.count():,}", 100 * trainable.share(),
              "the image" if trainable.tap == INPUT else f"node {trainable.tap}")
     progress, best = Progress(), {}
