@@ -131,14 +131,14 @@ def test_a_cache_changes_no_weight(finished):
         np.testing.assert_allclose(plain[name], cached[name], atol=1e-4)
 
 
-def test_a_warm_shared_cache_gives_the_same_weights_and_says_so(environment, images, finished, tmp_path):
-    for number, (reused, computed) in enumerate([(0, 56), (56, 0)]):
-        done = train(environment, "PET_cache", images, tmp_path / str(number), "cache.shared=true", f"cache.folder={tmp_path / 'rows'}")
+def test_a_warm_shared_cache_gives_the_same_weights_and_says_so(environment, images, tmp_path):
+    for name, reused, computed in (("cold", 0, 56), ("warm", 56, 0)):
+        done = train(environment, "PET_cache", images, tmp_path / name, "cache.shared=true", f"cache.folder={tmp_path / 'rows'}")
         assert done.returncode == 0, done.stderr
-        plan = record_of(tmp_path / str(number))["plan"]["cache"]
+        plan = record_of(tmp_path / name)["plan"]["cache"]
         assert (plan["is_shared"], plan["rows_reused"], plan["rows_computed"]) == (True, reused, computed)
-        for name, tensor in tensors_of(tmp_path / str(number)).items():
-            assert np.array_equal(tensor, tensors_of(finished["PET_cache"])[name])
+    cold, warm = tensors_of(tmp_path / "cold"), tensors_of(tmp_path / "warm")
+    assert cold and all(np.array_equal(cold[name], warm[name]) for name in cold)
 
 
 @pytest.mark.parametrize("kind, rows, settings", [
