@@ -21,11 +21,14 @@ def load_proxy_set(folder, is_reordered=False):
     return load(folder, is_reordered)
 
 
-def train(config_or_run, **overrides):
-    """Train one run and return its result (the fields of run.json); `train("efficientnet_lite0/Clipart10/ours", epochs=2)`."""
+def train(config_or_run, images=None, **overrides):
+    """Train one run and return its result (the fields of run.json); `train("efficientnet_lite0/Clipart10/ours", epochs=2)`.
+
+    images: an iterable of (image, label) to train on as they come, in place of the data set's training images; see training.train.
+    """
     from piebridge.training import train as run
 
-    return run(config_or_run, **overrides)
+    return run(config_or_run, images, **overrides)
 
 
 def predict(run, images, top=1):

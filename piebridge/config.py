@@ -88,10 +88,31 @@ def _contradictions(config):
     if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
         yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
                "a mixup is at most 1")
+    if config.pseudo.kind != "none" and not config.splits.shots:
+        yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
+               "splits.shots=K")
+    if config.pseudo.kind != "none" and 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
+        yield (("pseudo.threshold", "optimizer.label_smoothing"), f"optimizer.label_smoothing={config.optimizer.label_smoothing} teaches "
+               f"to be less sure than pseudo.threshold={config.pseudo.threshold}, so that hardly an image gets a label; use "
+               "optimizer.label_smoothing=0.0")
+    if config.stream.samples:
+        yield from _against_stream(config)
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
+
+
+def _against_stream(config):
+    if config.cache.kind in ("features", "pixels") or config.cache.views:
+        given = f"cache.views={config.cache.views}" if config.cache.views else f"cache.kind={config.cache.kind}"
+        yield (("cache.kind", "cache.views", "stream.samples"), f"{given} keeps what is seen again, and a stream's samples are seen once; "
+               f"use {given.partition('=')[0]}={0 if config.cache.views else 'none'}")
+    if config.pseudo.kind != "none":
+        yield ("pseudo.kind", "stream.samples"), "pseudo.kind: a stream's samples come with their labels, and do not come again; use none"
+    if config.router.kind != "none" and not config.router.kind.startswith("level:"):
+        yield (("router.kind", "stream.samples"), f"router.kind={config.router.kind} looks at all samples before it trains on them, and a "
+               "stream's are seen once; use none or level:N")
 
 
 def _flat(entries):

@@ -67,6 +67,20 @@ class Splits:
     test_fraction: float = option(0.2, "share of each class kept for the test, where the data has no test folder", low=0.0, high=0.9)
     seed: int = option(0, "seed of the split; not changed by `seed`, so that all runs see the same test images", low=0,
                       high=2 ** 31 - 1)
+    shots: int = option(0, "training images per class whose labels are used, drawn with the split's seed; 0: all", low=0, high=10 ** 6)
+
+
+@dataclass(frozen=True)
+class Pseudo:
+    kind: str = option("none", "labels for the images that splits.shots leaves unlabelled: none (they are left out), or confidence: the "
+                       "network's own predictions where it is sure of them", choices=("none", "confidence"))
+    threshold: float = option(0.95, "least softmax probability of a prediction that is taken for a label", low=0.0, high=1.0)
+    warmup_epochs: int = option(3, "epochs on the labelled images alone, before the first predictions", low=1, high=100000)
+
+
+@dataclass(frozen=True)
+class Stream:
+    samples: int = option(0, "train on a stream: samples per epoch, each view seen once; 0: on a data set", low=0, high=10 ** 9)
 
 
 @dataclass(frozen=True)
@@ -170,6 +184,8 @@ class Config:
                        choices=("eager", "direct"))
     trust_pickle: bool = option(False, "allow files that can run code when they are read")
     splits: Splits = Splits()
+    pseudo: Pseudo = Pseudo()
+    stream: Stream = Stream()
     loader: Loader = Loader()
     pet: Pet = Pet()
     optimizer: Optimizer = Optimizer()

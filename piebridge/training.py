@@ -8,10 +8,12 @@ if __name__ == "__main__":  # before torch is imported, so that the command line
     sys.exit(main(["train"] + sys.argv[1:]))
 
 import functools
+import gc
 import logging
 import os
 import platform
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.decisions import Decisions
 from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import Cancelled, RunFailed, UserError
+from piebridge.core.few_shot import limit_labels
 from piebridge.core.files import write_text
 from piebridge.core.graph import INPUT
 from piebridge.core.interrupt import interruptible
@@ -32,12 +35,15 @@ from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.packages import one_line, package_version
+from piebridge.core.power import Meter
+from piebridge.core.power_sensors import power_mode
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.safetensors_file import write_safetensors
 from piebridge.core.step import evaluate
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
+Gauges = namedtuple("Gauges", "clock memory meter")
 PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
@@ -64,16 +70,20 @@ class RunResult:
         return load_network(str(self.folder / "tuned.safetensors"))
 
 
-def train(config_or_run, **overrides):
+def train(config_or_run, images=None, **overrides):
     """Run one experiment and return its RunResult.
 
     config_or_run: a Config, a configuration file, or a run such as `efficientnet_lite0/Clipart10/ours`. overrides: any keys of
-    the configuration; keys of a section as dicts (`optimizer={"lr": 0.01}`) or dotted (`**{"optimizer.lr": 0.01}`). Raises
+    the configuration; keys of a section as dicts (`optimizer={"lr": 0.01}`) or dotted (`**{"optimizer.lr": 0.01}`). images: an
+    iterable of (image, label) to train on as they come, each seen once; an image is a path or a PIL image, a label the name or number
+    of one of the data set's classes; `stream={"samples": N}` says how many make an epoch; the data set validates and tests. Raises
     UserError for bad input, RunFailed for a run that fails by itself, Cancelled when it is interrupted (all is saved first).
     """
     config, folder = _configure(config_or_run, overrides)
+    if images is not None and not config.stream.samples:
+        raise UserError("train(images=...): how many of them make an epoch? add stream={'samples': N}")
     with interruptible() as interrupt:
-        return _train_in(folder, config, interrupt)
+        return _train_in(folder, config, interrupt, images)
 
 
 def _configure(config_or_run, overrides):
@@ -90,12 +100,18 @@ def _configure(config_or_run, overrides):
     return config, RunFolder(config.output or default)
 
 
-def _train_in(folder, config, interrupt):
+def _train_in(folder, config, interrupt, images):
     device = resolve_device(config.device)
     make_repeatable(device)
     warn_of_other_work(device)
     clock = Clock(synchronizer(device))
     memory = PeakMemory(device)
+    with Meter(clock, device.type) as meter:
+        return _train_on(device, folder, config, interrupt, Gauges(clock, memory, meter), images)
+
+
+def _train_on(device, folder, config, interrupt, gauges, images):
+    clock = gauges.clock
     with clock.phase("setup"):
         if not config.overwrite:
             folder.refuse_finished()
@@ -103,6 +119,7 @@ def _train_in(folder, config, interrupt):
         folder.refuse_own(config.network)
         dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
                                 config.loader.max_megapixels)
+        dataset = limit_labels(dataset, config.splits.shots, config.splits.seed, keeps_unlabelled=config.pseudo.kind != "none")
         network = load_network(config.network, trust_pickle=config.trust_pickle)
         folder.refuse_inside(f"the images, data={config.data}", dataset.folder)
         if os.path.isfile(config.network):
@@ -110,7 +127,7 @@ def _train_in(folder, config, interrupt):
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
-        record = _new_record(config, device, dataset, network, fingerprint)
+        record = dict(_new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names)
         checkpoint = _open_folder(folder, config, record)
         torch.manual_seed(config.seed)
         network.replace_head(dataset.classes)
@@ -121,7 +138,8 @@ def _train_in(folder, config, interrupt):
             clock.restore(decisions.clock_state)
         known = list(dataset.bad_files) + decisions.values.get("bad_files", [])
         bad_images = BadImages(config.loader.max_bad_files, known, functools.partial(decisions.update, "bad_files"))
-        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images)
+        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, folder, interrupt, decisions, bad_images,
+                          images)
         try:
             _run(work, checkpoint, record)
             record["status"] = "success"
@@ -137,7 +155,9 @@ def _train_in(folder, config, interrupt):
         finally:
             record["plan"] = _plan(decisions, clock)
             record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
-            record["results"].update(_costs(clock, memory))
+            energy = gauges.meter.record()
+            record["heat"] = energy.pop("heat")
+            record["results"].update(_costs(gauges), **energy)
             record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             folder.write_record(record)
         folder.drop_cache()
@@ -145,7 +165,17 @@ def _train_in(folder, config, interrupt):
 
 
 def _run(work, checkpoint, record):
-    """Prepare, loop, bridge, save, evaluate the saved file; fills `record`."""
+    """Train, save, evaluate the saved file; fills `record`."""
+    _train_and_save(work, checkpoint, record)
+    with work.clock.evaluation():
+        gc.collect()  # the networks, segments and caches of the training make room for an evaluation in eager torch
+        accuracy = record["results"]["test_accuracy"] = test_accuracy(work.folder.tuned_file, work)
+    LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", work.folder.tuned_file,
+             "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", work.clock.train_seconds)
+
+
+def _train_and_save(work, checkpoint, record):
+    """Prepare, loop, bridge, save. Nothing of it is held any more on return."""
     folder, clock, config = work.folder, work.clock, work.config
     parts = build_parts(work)
     trainable = parts.step.trainable
@@ -175,11 +205,7 @@ def _run(work, checkpoint, record):
         write_safetensors(folder.trainable_file, trainable.state(), {"pet": config.pet.kind})
         save_network(trainable.bridged(), folder.tuned_file)
     record["results"].update(val_accuracy=progress.best_accuracy, best_epoch=progress.best_epoch)
-    with clock.evaluation():
-        record["results"]["test_accuracy"] = test_accuracy(folder.tuned_file, work)
-    accuracy = record["results"]["test_accuracy"]
-    LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", folder.tuned_file,
-             "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", clock.train_seconds)
+    record["labels"] = parts.labels.record() or record["labels"]
 
 
 def test_accuracy(network_file, work):
@@ -214,12 +240,15 @@ def _short(value):
 def _new_record(config, device, dataset, network, fingerprint):
     return {
         "status": "running", "method": config.method, "network": network.description["name"], "dataset": dataset.name,
-        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "config": config.as_dict(),
+        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "power_mode": power_mode(),
+        "config": config.as_dict(),
         "versions": _versions(), "commit": _commit(), "data_sha256": dataset.fingerprint, "network_sha256": fingerprint,
         "bad_files": [list(entry) for entry in dataset.bad_files],
         "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
-                    "phases": {}, "peak_mib": None, "trainable_parameters": None, "trainable_share": None, "energy_j": None},
-        "plan": None,
+                    "phases": {}, "peak_mib": None, "peak_device_mib": None, "trainable_parameters": None, "trainable_share": None,
+                    "energy_j": None, "energy_phases": None},
+        "labels": {name: dataset.split[name] for name in ("labelled", "unlabelled")} if config.splits.shots else None,
+        "heat": None, "plan": None,
     }
 
 
@@ -230,10 +259,12 @@ def _plan(decisions, clock):
     return dict(plan, measured_frozen_seconds=round(phases.get("frozen", 0.0) + phases.get("decode", 0.0), 3))
 
 
-def _costs(clock, memory):
+def _costs(gauges):
+    clock, memory = gauges.clock, gauges.memory
     phases = {name: round(seconds, 4) for name, seconds in sorted(clock.phases.items())}
     return {"train_seconds": round(clock.train_seconds, 4), "wall_seconds": round(clock.wall_seconds, 4), "phases": phases,
-            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1)}
+            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1),
+            "peak_device_mib": memory.device_mib()}
 
 
 def _explained(error):

@@ -7,12 +7,16 @@ from typing import Any
 import torch
 
 from piebridge.core.direct_step import DirectStep
+from piebridge.core.errors import UserError
 from piebridge.core.gate import GATES
+from piebridge.core.labels import Labels, PseudoLabels
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
+from piebridge.core.router import FixedRouter
 from piebridge.core.step import EagerStep, evaluate
+from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
 from piebridge.core.transforms import Transform
 from piebridge.core.tuning import BODIES, Tuning
 
@@ -33,6 +37,7 @@ class Workplace:
     interrupt: Any
     decisions: Any  # Decisions
     bad_images: Any  # BadImages
+    images: Any = None  # an iterable of (image, label) to train on in place of the data set's images, see core/stream.py
 
     def view_seed(self, epoch):
         """Seed of an epoch's augmented views, the same every `cache.views` epochs; None where all epochs show the same view."""
@@ -50,13 +55,37 @@ def build_parts(work):
     gate = config.gate.kind
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
         gate = "none" if caches_features(config, tuning) else "loss"
-    labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
+    labels, describe_sample = _labels(work), lambda index: work.dataset.relative_path(work.dataset.train[index])
+    if config.stream.samples:
+        source, router, labels = _from_stream(work, source, router)
+        describe_sample = "arrival {} of the epoch".format
     parts = Parts(source=source, step=STEPS[config.step](tuning, config.optimizer), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
-                  describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))
+                  describe_sample=describe_sample)
     work.decisions.decide("gate", lambda: gate)
     return parts
+
+
+def _labels(work):
+    dataset = work.dataset
+    labels = torch.tensor([sample.label for sample in dataset.train], device=work.device)
+    if work.config.pseudo.kind == "none":
+        return Labels(labels)
+    is_labelled = torch.tensor([sample.path not in dataset.unlabelled for sample in dataset.train], device=work.device)
+    return PseudoLabels(labels, is_labelled, work.config.pseudo, work.clock, work.interrupt)
+
+
+def _from_stream(work, source, router):
+    """(source, router, labels) of a stream in the place of the data set that `source` reads: all of it through the level of its router."""
+    config = work.config
+    if work.images is None and config.loader.augment != "crop_flip":
+        raise UserError(f"stream.samples={config.stream.samples}: with loader.augment={config.loader.augment} a data set shows the same "
+                        "views again; use loader.augment=crop_flip, or a stream of your own: piebridge.train(..., images=...)")
+    arrivals = arrivals_of(work.dataset, config.seed) if work.images is None else arrivals_from(work.images)
+    stream, level = Stream(arrivals, config.stream.samples, work.dataset.classes, work.device), int(router.levels[0])
+    work.decisions.update("levels_used", {each.name: stream.size * (number == level) for number, each in enumerate(source.levels)})
+    return StreamSource(source, stream), FixedRouter([level] * stream.size), stream
 
 
 class Validation:

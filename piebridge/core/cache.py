@@ -93,15 +93,15 @@ class RowTable:
             self._locations[indices] = cache.locations(indices)
         self._locations[self._locations < 0] = _NOWHERE
         self.usable = np.flatnonzero(self._locations != _NOWHERE).tolist()
-        self._memory = None  # of the pack, where all rows are in one
+        self._pack = None  # where all rows are in one
         piece = store.in_one_piece(self._locations[self.usable])
         if piece is not None:
-            self._memory, self._locations[self.usable] = piece
+            self._pack, self._locations[self.usable] = piece
 
     def read(self, indices):
         """Samples (list of int) -> rows [B, *shape], a copy."""
         locations = self._locations[indices]
-        return self.codec.decode(self._store.take(locations) if self._memory is None else self._memory.take(locations, axis=0))
+        return self.codec.decode(self._store.take(locations) if self._pack is None else self._pack.take(locations))
 
     def pieces(self):
         """Yield the rows of the usable samples, a thousand at a time."""

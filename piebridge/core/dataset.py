@@ -34,15 +34,17 @@ class Dataset:
         train, val, test: lists of `Sample(path, label)`; `test` is empty where the data has train and val only.
         split: how the parts came about: {"layout": "given" | "split", "seed", "val_fraction", "test_fraction"}.
         bad_files: [(path, reason)] of what `verify_images` left out.
+        unlabelled: paths of the training images whose labels training must not know, see core/few_shot.py.
     """
 
-    def __init__(self, name, folder, classes, parts, split, bad_files=()):
+    def __init__(self, name, folder, classes, parts, split, bad_files=(), unlabelled=()):
         self.name = name
         self.folder = str(folder)
         self.classes = list(classes)
         self.train, self.val, self.test = (list(parts.get(part, ())) for part in PARTS)
         self.split = dict(split)
         self.bad_files = list(bad_files)
+        self.unlabelled = frozenset(unlabelled)
         self._fingerprint = None
         self._check_classes()
 
@@ -68,12 +70,12 @@ class Dataset:
         """A Dataset that lacks these samples. Raises UserError when a class loses its last training image."""
         left_out = {sample.path for sample in samples}
         parts = {part: [sample for sample in kept if sample.path not in left_out] for part, kept in self.parts.items()}
-        return Dataset(self.name, self.folder, self.classes, parts, self.split, self.bad_files)
+        return Dataset(self.name, self.folder, self.classes, parts, self.split, self.bad_files, self.unlabelled)
 
     def as_table(self):
-        """One dict per image: split, path (relative), label, class_name."""
-        return [{"split": part, "path": self.relative_path(sample), "label": sample.label,
-                 "class_name": self.classes[sample.label]}
+        """One dict per image: split (train, unlabelled, val or test), path (relative), label, class_name."""
+        return [{"split": "unlabelled" if part == "train" and sample.path in self.unlabelled else part,
+                 "path": self.relative_path(sample), "label": sample.label, "class_name": self.classes[sample.label]}
                 for part, samples in self.parts.items() for sample in samples]
 
     def as_csv(self):

@@ -71,7 +71,11 @@ def limited_threads(count):
 
 
 class PeakMemory:
-    """Peak resident memory in MiB since it was made; on a GPU, the peak of its allocator on top."""
+    """Peak resident memory of this process in MiB since it was made; on a GPU, the peak of torch's allocator there on top.
+
+    Resident is what all libraries of the process hold (OpenVINO's copy of the weights too), and files that are mapped as far as
+    they are in memory. Nothing here starts a process of its own, so there are no children to add.
+    """
 
     def __init__(self, device):
         self._device = device
@@ -88,8 +92,13 @@ class PeakMemory:
         peak = _status_kib("VmHWM")
         if peak is None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        device_bytes = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
-        return peak / 1024 + device_bytes / 2 ** 20
+        return peak / 1024 + (self.device_mib() or 0.0)
+
+    def device_mib(self):
+        """The GPU's part of it; None on the CPU."""
+        if self._device.type != "cuda":
+            return None
+        return round(torch.cuda.max_memory_allocated(self._device) / 2 ** 20, 1)
 
 
 def _status_kib(key):

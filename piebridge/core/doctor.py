@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from piebridge.core.packages import BROKEN, PROJECT_NAMES, imported_version, one_line, package_version
+from piebridge.core.power_sensors import power_mode
 from piebridge.core.workers import processor_name, read_proc, usable_cores
 
 PACKAGES = ("torch", "torchvision", "numpy", "PIL", "yaml", "pandas", "tqdm", "gdown", "openvino", "onnxruntime", "onnx", "timm",
@@ -37,7 +38,7 @@ def examine(root="/"):
         "device": _device(root),
         "memory": _memory(root),
         "disk_free_gib": _disk_free_gib(Path.cwd()),
-        "power_mode": _power_mode(),
+        "power_mode": _nvpmodel() or power_mode(root),
         "jetson": _first_line(root / "etc/nv_tegra_release"),
         "sensors": _sensors(root),
         "files": _files(),
@@ -70,6 +71,9 @@ def advice(facts):
     disk = facts["disk_free_gib"]
     if disk is not None and disk < LOW_DISK_GIB:
         lines.append(f"{disk:.1f} GiB of disk are free here, and runs write checkpoints and caches: free some space")
+    if facts["sensors"]["found"] and not facts["sensors"]["readable"]:
+        lines.append("the power sensors may not be read by this user, so runs have no energy_j; RAPL is often root's alone: "
+                     "sudo chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj (until the next start)")
     return lines + [f"{name}: {found['detail']}" for name, found in facts["files"].items() if not found["is_readable"]]
 
 
@@ -123,7 +127,7 @@ def _disk_free_gib(folder):
         return None
 
 
-def _power_mode():
+def _nvpmodel():
     """`nvpmodel -q` in one line, None where there is none."""
     if shutil.which("nvpmodel") is None:
         return None

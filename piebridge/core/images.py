@@ -41,7 +41,7 @@ def load_image(path, max_megapixels=MAX_MEGAPIXELS, minimum_side=None):
     """Decode a file to an RGB `PIL.Image`, upright (EXIF), with transparency laid onto white.
 
     Args:
-        path: the file.
+        path: the file; an image that is decoded already (`PIL.Image`) is brought to the same form.
         max_megapixels: larger images are refused before they are decoded.
         minimum_side: pixels of the shorter side that the caller needs. A JPEG at least four times as large is then decoded at
             1/2, 1/4 or 1/8 of its size, never below twice `minimum_side`, so that the resize that follows still averages.
@@ -50,6 +50,8 @@ def load_image(path, max_megapixels=MAX_MEGAPIXELS, minimum_side=None):
         BadImage: for whatever is wrong with the file.
     """
     try:
+        if isinstance(path, Image.Image):
+            return _upright(path, _to_rgb(path))
         with _open(path, max_megapixels) as image:
             if minimum_side is not None and image.format in ("JPEG", "MPO"):
                 image.draft("RGB", _draft_size(image.size, 2 * minimum_side))

@@ -28,7 +28,7 @@ class Parts:
     step: Any  # step(inputs, labels, gate, progress, level) -> (losses, is_selected); end_epoch(share_done); state, restore
     gate: Any  # select(losses, indices), see core/gate.py; state, restore
     router: Any  # levels int [samples]; update(indices, losses, is_selected); end_epoch(); state, restore
-    labels: torch.Tensor  # int64 [samples]
+    labels: Any  # labels[indices]; start_epoch(epoch, parts); known(usable); device; state, restore: see core/labels.py
     validate: Callable  # the step's trainable -> (accuracy, loss)
     settings: Any  # the optimizer section, for the learning rate that is reported
     epochs: int
@@ -65,7 +65,9 @@ def run_loop(parts, progress, best, clock, checkpoints, interrupt):
 def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
     total = parts.epochs
     for epoch in range(progress.epoch, total):
-        usable = parts.pruner.kept(parts.source.usable, epoch)
+        if not progress.batch:
+            parts.labels.start_epoch(epoch, parts)
+        usable = parts.pruner.kept(parts.labels.known(parts.source.usable), epoch)
         levels = parts.router.levels[usable] if parts.source.needs_level_batches else None
         batches = [[usable[position] for position in batch]
                    for batch in epoch_batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
@@ -158,7 +160,8 @@ class Saver:
             if torch.cuda.is_initialized():
                 tensors["random/cuda"] = torch.cuda.get_rng_state(self._parts.labels.device)
             facts = {"progress": dict(vars(progress), rows=list(progress.rows)), "gate": self._parts.gate.state(),
-                     "router": self._parts.router.state(), "pruner": self._parts.pruner.state(), "clock": self._clock.state()}
+                     "router": self._parts.router.state(), "pruner": self._parts.pruner.state(),
+                     "labels": self._parts.labels.state(), "clock": self._clock.state()}
             rows = list(progress.rows)
             self._writer.save(tensors, facts, then=(lambda: self._run_folder.write_metrics(rows)) if is_epoch_end else lambda: None)
             self._last = self._clock.wall_seconds
@@ -174,6 +177,7 @@ class Saver:
         self._parts.gate.restore(facts["gate"])
         self._parts.router.restore(facts["router"])
         self._parts.pruner.restore(facts["pruner"])
+        self._parts.labels.restore(facts["labels"])
         vars(self._progress).update(facts["progress"])
         self._clock.restore(facts["clock"])
         self._last = self._clock.wall_seconds

@@ -38,6 +38,8 @@ def caches_features(config, tuning):
     if config.cache.kind == "features" and tuning.tap == INPUT:
         raise UserError(f"cache.kind=features: pet.kind={config.pet.kind} trains from the image on, there are no frozen features to keep; "
                         "use cache.kind=none, or pet.blocks=last:N")
+    if config.stream.samples:  # nothing comes again
+        return False
     is_fresh = config.loader.augment != "none" and not config.cache.views
     if config.cache.kind != "auto" or tuning.tap == INPUT or is_fresh:
         return config.cache.kind == "features"

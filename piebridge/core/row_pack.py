@@ -19,11 +19,15 @@ import zlib
 import numpy as np
 
 from piebridge.core.contents import KEY_BYTES, KEY_TYPE
+from piebridge.core.mapped_memory import release
 
 MAGIC = b"piebridge rows 1\n"
 _LENGTH = struct.Struct("<I")
 _RECORD = struct.Struct("<4sIQIfI")  # mark, rows, number of the first, their crc32, their largest relative error, crc32 of this and keys
 _MARK = b"rows"
+# Bytes of rows read through a map before its pages are let go, and below which a file is too small to be worth it. With each page
+# that a row lies on the system maps up to sixteen around it.
+RELEASED_AFTER, SMALL = 1 << 20, 16 << 20
 
 
 class Pack:
@@ -36,7 +40,7 @@ class Pack:
         self._forget()
 
     def _forget(self):
-        self.records, self._map = [], None
+        self.records, self._map, self._touched = [], None, 0
         self._keys, self._row_of, self._chunk_of = np.zeros(0, KEY_TYPE), np.zeros(0, np.int64), np.zeros(0, np.int64)  # by key
         self._added = []  # keys of the chunks that are not among those yet
         self._is_verified = {}  # {chunk: whether its rows have their checksum}
@@ -100,7 +104,9 @@ class Pack:
 
     def take(self, rows):
         """int64 [N] -> uint8 [N, row_bytes], a copy."""
-        return self.mapped().take(rows, axis=0)
+        taken = self.mapped().take(rows, axis=0)
+        self._has_read(taken.nbytes)
+        return taken
 
     def mapped(self):
         """uint8 [rows, row_bytes], the file's memory."""
@@ -167,6 +173,13 @@ class Pack:
                 os.truncate(str(self.path) + ".rows", self.used * self.row_bytes)
         fcntl.flock(self._stream, fcntl.LOCK_SH)
 
+    def _has_read(self, count):
+        """Keep what the map adds to the resident memory small, whatever the file's size. count: bytes of rows."""
+        self._touched += count
+        if self._touched > RELEASED_AFTER and self._map is not None and self._map.nbytes > SMALL:
+            release(self._map)
+            self._touched = 0
+
     def _add(self, record, keys):
         self.records.append(record)
         self._added.append(keys)
@@ -187,6 +200,7 @@ class Pack:
         if chunk not in self._is_verified:
             first, count, checksum, _ = self.records[chunk]
             self._is_verified[chunk] = zlib.crc32(self.mapped()[first:first + count].data) == checksum
+            self._has_read(count * self.row_bytes)
         return self._is_verified[chunk]
 
 

@@ -93,9 +93,9 @@ class RowStore:
         return max([self._packs[number].errors(locations[packs == number] & _ROW_MASK) for number in np.unique(packs)] + [0.0])
 
     def in_one_piece(self, locations):
-        """(memory uint8 [R, row_bytes], rows int64 [N]) where all of the locations are in one pack, else None."""
+        """(Pack, rows int64 [N]) where all of the locations are in one pack, else None."""
         numbers = np.unique(locations >> _PACK_SHIFT)
-        return (self._packs[numbers[0]].mapped(), locations & _ROW_MASK) if len(numbers) == 1 else None
+        return (self._packs[numbers[0]], locations & _ROW_MASK) if len(numbers) == 1 else None
 
     def close(self):
         """Let go of the packs; rows cannot be read any more."""

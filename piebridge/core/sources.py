@@ -34,6 +34,7 @@ class LevelSource:
     """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew."""
 
     threads = None
+    repeats = True  # each epoch shows the same samples
 
     def __init__(self, levels, usable, view_seed, device, clock):
         self.levels, self.usable = levels, usable
@@ -57,6 +58,7 @@ class CachedSource:
     """
 
     needs_level_batches = False
+    repeats = True
 
     def __init__(self, views, usable, device, clock, augment=None, threads=1):
         self.usable, self.threads = usable, threads

@@ -41,7 +41,7 @@ def stratified_split(samples, keys, fractions, seed):
     for position, sample in enumerate(samples):
         by_class.setdefault(sample.label, []).append(position)
     for positions in by_class.values():
-        ranked = sorted(positions, key=lambda position: (_rank(seed, keys[position]), keys[position]))
+        ranked = sorted(positions, key=lambda position: (rank(seed, keys[position]), keys[position]))
         start = 0
         for part, count in _counts(len(ranked), fractions).items():
             for position in ranked[start:start + count]:
@@ -64,5 +64,6 @@ def _counts(n, fractions):
     return counts
 
 
-def _rank(seed, key):
+def rank(seed, key):
+    """Where an image with this portable key (bytes) comes among others: by these bytes."""
     return hashlib.sha256(b"%d/%s" % (seed, key)).digest()

@@ -101,7 +101,7 @@ def test_a_run_leaves_what_the_contract_says(finished, method):
     assert (0.5 if method != "FTAll" else 0.26) <= results["test_accuracy"] <= 1 and 0 <= results["val_accuracy"] <= 1
     assert results["wall_seconds"] > results["train_seconds"] > 0
     assert sum(results["phases"].values()) == pytest.approx(results["train_seconds"], abs=0.01)
-    assert results["peak_mib"] > 100 and results["energy_j"] is None
+    assert results["peak_mib"] > 100 and (results["energy_j"] is None or results["energy_j"] > 0)
     assert results["trainable_parameters"] == (1280 * 4 + 4 if method != "FTAll" else 3376132)
     assert results["trainable_share"] == pytest.approx(results["trainable_parameters"] / 3376132)
     lines = (folder / "log.txt").read_text().splitlines()

@@ -65,3 +65,54 @@ def test_a_phase_ends_with_an_exception():
             raise KeyError
     time.passes(1)
     assert clock.phases == {"other": 1, "decode": 1}
+
+
+def test_energy_goes_to_the_phases_by_their_shares_of_the_time():
+    time = FakeTime()
+    clock = Clock(now=time)
+    assert clock.joules is None and clock.state()["joules"] is None
+    time.passes(5)  # before the meter
+    clock.start_energy()
+    with clock.phase("decode"):
+        time.passes(1)
+    with clock.phase("frozen"):
+        time.passes(2)
+        clock.charge_energy(6.0)  # in the middle of a phase
+        time.passes(1)
+        with clock.evaluation():
+            time.passes(3)
+    clock.charge_energy(8.0)
+    assert clock.joules == {"other": 0, "decode": 2, "frozen": 4 + 2, "evaluation": 6}
+    clock.charge_energy(0.5)  # no time has passed
+    assert clock.joules["other"] == 0.5 and sum(clock.joules.values()) == 14.5
+
+
+def test_the_energy_of_a_run_is_that_of_all_its_sessions():
+    time = FakeTime()
+    first, second, unmetered = (Clock(now=time) for _ in range(3))
+    first.start_energy()
+    with first.phase("decode"):
+        time.passes(5)
+    first.charge_energy(10.0)
+    second.start_energy()
+    second.restore(first.state())
+    with second.phase("frozen"):
+        time.passes(1)
+    second.charge_energy(3.0)
+    assert {name: joules for name, joules in second.joules.items() if joules} == {"decode": 10, "frozen": 3}
+    assert second.phases["decode"] == 5
+    unmetered.restore(first.state())
+    assert unmetered.joules is None
+    second.restore(unmetered.state())
+    assert second.joules is None
+    second.charge_energy(1.0)
+    assert second.joules is None
+
+
+def test_energy_that_is_not_known_once_is_not_known():
+    clock = Clock()
+    clock.start_energy()
+    clock.charge_energy(1.0)
+    clock.charge_energy(None)
+    clock.charge_energy(1.0)
+    assert clock.joules is None
