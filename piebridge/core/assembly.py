@@ -7,16 +7,23 @@ from typing import Any
 import torch
 
 from piebridge.core.direct_step import DirectStep
+from piebridge.core.elastic_trainer import ElasticStep
 from piebridge.core.gate import GATES
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
+from piebridge.core.prune_train import PruneTrainStep
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
 from piebridge.core.tuning import Tuning
 
-STEPS = {"eager": EagerStep, "direct": DirectStep}
+STEPS = {
+    "eager": lambda tuning, config: EagerStep(tuning, config.optimizer),
+    "direct": lambda tuning, config: DirectStep(tuning, config.optimizer),
+    "prune_train": lambda tuning, config: PruneTrainStep(tuning, config.optimizer, config.pet, config.prune_train),
+    "elastic": lambda tuning, config: ElasticStep(tuning, config.optimizer, config.elastic),
+}
 
 
 @dataclass
@@ -49,7 +56,7 @@ def build_parts(work):
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
         gate = "none" if caches_features(config, tuning) else "loss"
     labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
-    parts = Parts(source=source, step=STEPS[config.step](tuning, config.optimizer), gate=GATES[gate](config.gate),
+    parts = Parts(source=source, step=STEPS[config.step](tuning, config), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))

@@ -161,6 +161,8 @@ def test_every_method_makes_a_configuration(method):
 @pytest.mark.parametrize("overrides, expected", [
     (["cache.kind=features", "loader.augment=flip"], "keeps one view of each image"),
     (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
+    (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
+    (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
 ])
 def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
