@@ -20,7 +20,7 @@ class GroupLasso:
 
     @torch.no_grad()
     def value(self):
-        return sum(float(_norms(weight.view(shape)).sum()) for slices in self._groups.values() for weight, shape in slices)
+        return sum(float(_norms(weight.reshape(shape)).sum()) for slices in self._groups.values() for weight, shape in slices)
 
     @torch.no_grad()
     def add_gradient(self, strength):
@@ -28,7 +28,8 @@ class GroupLasso:
         for slices in self._groups.values():
             for weight, shape in slices:
                 if weight.grad is not None:
-                    weight.grad.view(shape).addcdiv_(weight.view(shape), _norms(weight.view(shape)), value=strength)
+                    parts = weight.reshape(shape)  # a copy where the weight lies otherwise in memory, as ported ones do
+                    weight.grad.add_((parts / _norms(parts)).reshape(weight.shape), alpha=strength)
 
     @torch.no_grad()
     def dense(self, threshold):
@@ -39,7 +40,7 @@ class GroupLasso:
         """
         kept = {}
         for name, slices in self._groups.items():
-            largest = torch.stack([weight.view(shape).abs().amax((0, 2)) for weight, shape in slices]).amax(0)
+            largest = torch.stack([weight.reshape(shape).abs().amax((0, 2)) for weight, shape in slices]).amax(0)
             is_dense = largest >= min(threshold, float(largest.max()))
             if not bool(is_dense.all()):
                 kept[name] = torch.nonzero(is_dense).flatten().cpu()

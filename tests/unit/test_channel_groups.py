@@ -149,6 +149,7 @@ def penalty(weights):
 
 def test_the_group_lasso_is_the_papers_and_its_gradient_autograds():
     network = network_of(Tower())
+    network.stem.weight.data = network.stem.weight.data.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)  # as weights ported from TF
     lasso = GroupLasso(network, channel_groups(network).groups)
     weights = [(network.stem.weight, 1, 0), (network.last.weight, 1, 1), (network.head.weight, 0, 1)]
     weights += [(weight_of(network, f"blocks.{block}.{name}"), 1, 1) for block in range(3) for name in ("expand", "project")]
