@@ -99,6 +99,8 @@ def _contradictions(config):
         yield from _against_stream(config)
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
+    if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
+        yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
 

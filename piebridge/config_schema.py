@@ -116,6 +116,20 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class PruneTrain:
+    strength: float = option(1e-4, "factor of the group lasso in the loss", low=0.0, high=1e6)
+    threshold: float = option(1e-4, "a channel goes when no weight of it is as large in any layer that writes or reads it", low=0.0,
+                              high=1e6)
+    every: int = option(1, "epochs between two removals of channels", low=1, high=100000)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    rho: float = option(0.4, "share of the whole backward's time that the chosen tensors' backward may take", low=0.0, high=1.0)
+    every: int = option(1, "epochs for which a choice of tensors holds", low=1, high=100000)
+
+
+@dataclass(frozen=True)
 class Backend:
     name: str = option("auto", "what frozen segments run on; auto: the fastest, measured", choices=("auto",) + BACKEND_NAMES)
     tolerance: float = option(1e-3, "largest relative error of a feature vector against eager", low=0.0)
@@ -180,8 +194,9 @@ class Config:
     output: Optional[str] = option(None, "run folder; default: beside the configuration", is_path=True)
     resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
     overwrite: bool = option(False, "replace a finished run")
-    step: str = option("eager", "training step: eager (autograd), or direct (the known gradient of a linear head)",
-                       choices=("eager", "direct"))
+    step: str = option("eager", "training step: eager (autograd), direct (the known gradient of a linear head), prune_train (autograd, "
+                       "group lasso, channels removed) or elastic (autograd for chosen tensors)",
+                       choices=("eager", "direct", "prune_train", "elastic"))
     trust_pickle: bool = option(False, "allow files that can run code when they are read")
     splits: Splits = Splits()
     pseudo: Pseudo = Pseudo()
@@ -189,6 +204,8 @@ class Config:
     loader: Loader = Loader()
     pet: Pet = Pet()
     optimizer: Optimizer = Optimizer()
+    prune_train: PruneTrain = PruneTrain()
+    elastic: Elastic = Elastic()
     backend: Backend = Backend()
     cache: Cache = Cache()
     proxies: Proxies = Proxies()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from piebridge.core.direct_step import DirectStep
+from piebridge.core.elastic_trainer import ElasticStep
 from piebridge.core.errors import UserError
 from piebridge.core.gate import GATES
 from piebridge.core.labels import Labels, PseudoLabels
@@ -14,13 +15,19 @@ from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
+from piebridge.core.prune_train import PruneTrainStep
 from piebridge.core.router import FixedRouter
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
 from piebridge.core.transforms import Transform
 from piebridge.core.tuning import BODIES, Tuning
 
-STEPS = {"eager": EagerStep, "direct": DirectStep}
+STEPS = {
+    "eager": lambda tuning, config: EagerStep(tuning, config.optimizer),
+    "direct": lambda tuning, config: DirectStep(tuning, config.optimizer),
+    "prune_train": lambda tuning, config: PruneTrainStep(tuning, config.optimizer, config.pet, config.prune_train),
+    "elastic": lambda tuning, config: ElasticStep(tuning, config.optimizer, config.elastic),
+}
 
 
 @dataclass
@@ -59,7 +66,7 @@ def build_parts(work):
     if config.stream.samples:
         source, router, labels = _from_stream(work, source, router)
         describe_sample = "arrival {} of the epoch".format
-    parts = Parts(source=source, step=STEPS[config.step](tuning, config.optimizer), gate=GATES[gate](config.gate),
+    parts = Parts(source=source, step=STEPS[config.step](tuning, config), gate=GATES[gate](config.gate),
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=describe_sample)

@@ -35,7 +35,7 @@ def _macs_by_node(network, input_size):
 
     first = next(network.parameters())
     image = torch.zeros([images] + input_size, device=first.device, dtype=first.dtype)
-    with torch.no_grad(), _eval_mode(network):
+    with torch.no_grad(), eval_mode(network):
         network.observe(image, note)
     return macs
 
@@ -54,7 +54,8 @@ def _macs(network, node, shapes):
 
 
 @contextlib.contextmanager
-def _eval_mode(network):
+def eval_mode(network):
+    """Eval mode inside, and afterwards whatever each module's mode was."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:

@@ -10,6 +10,10 @@ _PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "proxies.
 METHODS = {
     "FTAll": Method("full fine-tuning as published: every layer, every image through the whole network",
                     dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager"}), {"optimizer.lr": 3e-4}),
+    "PruneTrain": Method("full fine-tuning under a group lasso, of a network whose emptied channels are removed meanwhile",
+                         dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager", "step": "prune_train"}), {"optimizer.lr": 3e-4}),
+    "ElasticTrainer": Method("full fine-tuning of the tensors that matter most now, within a share of the backward's time",
+                             dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager", "step": "elastic"}), {"optimizer.lr": 3e-4}),
     "PET": Method("parameter-efficient tuning as published: the frozen original runs eagerly on every image in every epoch",
                   dict(_PLAIN, **{"backend.name": "eager"}), {}),
     "PET_fast": Method("PET with its frozen part on the fastest backend, and nothing else changed", _PLAIN, {}),

@@ -9,17 +9,21 @@ import math
 import torch
 
 from piebridge.core.compat import fused_adamw
+from piebridge.core.slices import cut
 
 
 class UpdateRule:
-    """Updates `parameters` in place from their `.grad`; its state is a flat dict of tensors, for checkpoints."""
+    """Updates `parameters` in place from their `.grad`; its state is a flat dict of tensors, for checkpoints.
+
+    Each parameter's updates are counted by themselves: one that begins to be trained later begins like any other.
+    """
 
     slots = ()  # names of the tensors that are kept for each parameter
 
     def __init__(self, parameters, settings):
         self.parameters = list(parameters)
         self.settings = settings
-        self.steps = 0
+        self.steps = [0] * len(self.parameters)
         self._slots = {name: [torch.zeros_like(parameter) for parameter in self.parameters] for name in self.slots}
 
     def zero_grad(self):
@@ -29,22 +33,35 @@ class UpdateRule:
     @torch.no_grad()
     def step(self, rate):
         """One update at learning rate `rate`. Parameters without a gradient stay as they are."""
-        self.steps += 1
         chosen = [index for index, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        for index in chosen:
+            self.steps[index] += 1
+        parameters, steps = [self.parameters[index] for index in chosen], [self.steps[index] for index in chosen]
         slots = [[self._slots[name][index] for index in chosen] for name in self.slots]
-        self._update([self.parameters[index] for index in chosen], [self.parameters[index].grad for index in chosen], rate, *slots)
+        if chosen:
+            self._update(parameters, [parameter.grad for parameter in parameters], rate, steps, *slots)
 
-    def _update(self, parameters, gradients, rate, *slots):
+    def narrowed(self, parameters, slices):
+        """A rule that goes on with `parameters`, which are the cuts of its own that `slices` (a list, see core/slices.py) name."""
+        rule = type(self)(parameters, self.settings)
+        rule.steps = list(self.steps)
+        for name, tensors in self._slots.items():
+            rule._slots[name] = [cut(tensor, each).clone() for tensor, each in zip(tensors, slices)]
+        return rule
+
+    def _update(self, parameters, gradients, rate, steps, *slots):
         raise NotImplementedError
 
     def state(self):
         """{name: tensor}; the tensors are the live ones."""
         state = {f"{name}/{index}": tensor for name, tensors in self._slots.items() for index, tensor in enumerate(tensors)}
-        state["steps"] = torch.tensor([self.steps])
+        state["steps"] = torch.tensor(self.steps)
         return state
 
     def restore(self, state):
-        self.steps = int(state["steps"][0])
+        if len(state["steps"]) != len(self.parameters):
+            raise ValueError(f"the state of {len(state['steps'])} parameters, where there are {len(self.parameters)}")
+        self.steps = state["steps"].tolist()
         for name, tensors in self._slots.items():
             for index, tensor in enumerate(tensors):
                 tensor.copy_(state[f"{name}/{index}"])
@@ -59,9 +76,9 @@ class AdamW(UpdateRule):
     slots = ("mean", "square")
     beta_mean, beta_square, epsilon = 0.9, 0.999, 1e-8
 
-    def _update(self, parameters, gradients, rate, means, squares):
+    def _update(self, parameters, gradients, rate, steps, means, squares):
         if fused_adamw is not None and parameters[0].device.type == "cpu":  # one call where the lines below are ten: a fifth of the time
-            steps = [torch.tensor(float(self.steps))] * len(parameters)
+            steps = [torch.tensor(float(count)) for count in steps]
             fused_adamw(parameters, gradients, means, squares, [], steps, lr=rate, beta1=self.beta_mean, beta2=self.beta_square,
                         weight_decay=self.settings.weight_decay, eps=self.epsilon, amsgrad=False, maximize=False)
             return
@@ -70,11 +87,10 @@ class AdamW(UpdateRule):
         torch._foreach_add_(means, gradients, alpha=1 - self.beta_mean)
         torch._foreach_mul_(squares, self.beta_square)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta_square)
-        scale_mean, scale_square = 1 - self.beta_mean ** self.steps, 1 - self.beta_square ** self.steps
         roots = torch._foreach_sqrt(squares)
-        torch._foreach_div_(roots, math.sqrt(scale_square))
+        torch._foreach_div_(roots, [math.sqrt(1 - self.beta_square ** count) for count in steps])
         torch._foreach_add_(roots, self.epsilon)
-        torch._foreach_addcdiv_(parameters, means, roots, -rate / scale_mean)
+        torch._foreach_addcdiv_(parameters, means, roots, [-rate / (1 - self.beta_mean ** count) for count in steps])
 
 
 class SGD(UpdateRule):
@@ -82,7 +98,7 @@ class SGD(UpdateRule):
 
     slots = ("velocity",)
 
-    def _update(self, parameters, gradients, rate, velocities):
+    def _update(self, parameters, gradients, rate, steps, velocities):
         torch._foreach_mul_(velocities, self.settings.momentum)
         torch._foreach_add_(velocities, gradients)
         torch._foreach_add_(velocities, parameters, alpha=self.settings.weight_decay)

@@ -20,15 +20,23 @@ class EagerStep:
         gate: `select(losses)`, see core/gate.py. progress: share of the run that is done, 0..1. Returns (losses float [B],
         is_selected bool [B], or None where all samples are); when the gate selects none, nothing is updated.
         """
-        losses = F.cross_entropy(self.trainable(inputs, level), labels, reduction="none", label_smoothing=self._settings.label_smoothing)
+        losses = self.losses(inputs, labels, level)
         detached = losses.detach()
         choice = gate.select(detached)
         loss = gated_loss(losses, choice)
         if loss is not None:
             self.optimizer.zero_grad()
-            loss.backward()
+            self.backward(loss)
             self.optimizer.step(learning_rate(self._settings, progress))
         return detached, None if choice is None else choice[0]
+
+    def losses(self, inputs, labels, level=0):
+        """The loss of each sample, float [B]."""
+        return F.cross_entropy(self.trainable(inputs, level), labels, reduction="none", label_smoothing=self._settings.label_smoothing)
+
+    def backward(self, loss):
+        """Add the gradient of what is minimised to the `.grad` of the trained tensors."""
+        loss.backward()
 
     def end_epoch(self, share_done):
         """Called after each epoch, when the share `share_done` (0..1) of the run is done, before the validation."""

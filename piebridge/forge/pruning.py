@@ -1,15 +1,11 @@
 """Prune a network inside its blocks: a smaller network of the same kind, whose blocks have the same inputs and outputs."""
 
-import copy
-
 import torch
-from torch import nn
 
+from piebridge.core.cutting import cut_network, tensor_slices
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
-from piebridge.core.network import GraphNetwork
-from piebridge.core.slices import cut
-from piebridge.forge.structure import axis_size, structure_of
+from piebridge.forge.structure import structure_of
 
 
 def prune(network, kept, structure=None):
@@ -20,19 +16,7 @@ def prune(network, kept, structure=None):
     copies. Batch-norm statistics are sliced, not measured anew. UserError for an unknown group, or indices not of it.
     """
     structure = structure or structure_of(network)
-    kept = _checked(structure, kept)
-    counts = {name: len(indices) for name, indices in kept.items()}
-    description = copy.deepcopy(network.description)
-    for node in description["nodes"]:
-        for name, value in structure.arguments.get(node["name"], {}).items():
-            node["arguments"][name] = _argument(node["arguments"][name], name, value, counts)
-    tensors = {key: buffer.detach().clone() for key, buffer in network.named_buffers()}
-    tensors.update(network.named_parameters())
-    for key, slices in _cuts(structure, kept).items():
-        whole = tensors[key]
-        part = cut(whole.detach(), slices).clone()
-        tensors[key] = nn.Parameter(part, whole.requires_grad) if isinstance(whole, nn.Parameter) else part
-    return GraphNetwork(description, tensors).train(network.training)
+    return cut_network(network, structure, _checked(structure, kept))
 
 
 def tensor_cuts(structure, kept):
@@ -41,32 +25,7 @@ def tensor_cuts(structure, kept):
     kept: {group name: indices to keep, each once}. See core/slices.py; axes that are cut alike share one list. Tensors of which
     nothing is cut or moved are left out. UserError as `prune` has it.
     """
-    return _cuts(structure, _checked(structure, kept))
-
-
-def _cuts(structure, kept):
-    cuts, lists = {}, {}
-    for (key, number), axis in structure.tensors.items():
-        if any(factor.group in kept for factor in axis):
-            if axis not in lists:
-                lists[axis] = _positions(axis, kept).tolist()
-            cuts.setdefault(key, []).append((number, lists[axis]))
-    return cuts
-
-
-def _argument(given, name, value, counts):
-    if name == "shape":  # -1 stands for the batch
-        return [-1 if old == -1 else axis_size(axis, counts) for old, axis in zip(given, value)]
-    return axis_size(value, counts)
-
-
-def _positions(axis, kept):
-    """Positions along an axis, a product of factors, of what is kept of each factor."""
-    positions = torch.arange(axis_size(axis, {})).reshape([factor.size for factor in axis])
-    for place, factor in enumerate(axis):
-        if factor.group in kept:
-            positions = positions.index_select(place, kept[factor.group])
-    return positions.flatten()
+    return tensor_slices(structure, _checked(structure, kept))
 
 
 def _checked(structure, kept):

@@ -14,22 +14,15 @@ from torch import nn
 from piebridge.core import graph, operations
 from piebridge.core.capture import capture
 from piebridge.core.costs import network_costs
+from piebridge.core.cutting import argument_factors, axis_size, factors_of
 from piebridge.core.descriptions import read_description
+from piebridge.core.dimension_rules import analyse
+from piebridge.core.dimensions import fix, leaves
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.networks import ARCHITECTURES, load_network
 from piebridge.core.packages import one_line
 from piebridge.forge.blocks import find_blocks, kind_of
-from piebridge.forge.dimension_rules import analyse
-from piebridge.forge.dimensions import fix, leaves
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One factor of an axis; axes are tuples of these, outer first. `group`: that cuts it, or None."""
-
-    size: int
-    group: str | None
 
 
 @dataclass(frozen=True)
@@ -89,10 +82,6 @@ class Structure:
         return sum(product_size(product, counts) for products in self.products.values() for product in products)
 
 
-def axis_size(axis, counts):
-    return math.prod(counts.get(factor.group, factor.size) for factor in axis)
-
-
 def product_size(product, counts):
     constant, axis = product
     return constant * axis_size(axis, counts)
@@ -117,13 +106,13 @@ def structure_of(original, input_size=None):
     analysis = analyse(description, shapes)
     groups = _groups(description, blocks, analysis)
     names = {leaf: name for name, (_, leaf, _) in groups.items()}
-    tensors = {place: _axis(axis, names) for place, axis in analysis.tensors.items()}
+    tensors = {place: factors_of(axis, names) for place, axis in analysis.tensors.items()}
     groups = {name: _group(name, block, kind, leaf.size, tensors, analysis) for name, (block, leaf, kind) in groups.items()}
     return Structure(
         description, size, tuple(_block(network, block, shapes, groups, costs) for block in blocks), groups, tensors,
-        {node: {name: _argument(name, value, names) for name, value in each.items()}
+        {node: {name: argument_factors(name, value, names) for name, value in each.items()}
          for node, each in analysis.arguments.items()},
-        {node: [(constant, _axis(axis, names)) for constant, axis in each] for node, each in analysis.products.items()},
+        {node: [(constant, factors_of(axis, names)) for constant, axis in each] for node, each in analysis.products.items()},
         costs["macs"], costs["parameters"])
 
 
@@ -185,14 +174,6 @@ def _group(name, block, kind, size, tensors, analysis):
     width = math.gcd(*[axis_size(tensors[key, number], {name: 1}) for key, number, _ in places])
     reading = tuple(place for place in places if place[:2] in analysis.reading)
     return Group(name, block, "groups" if kind == "channels" and width > 1 else kind, size, width, tuple(places), reading)
-
-
-def _axis(axis, names):
-    return tuple(Factor(leaf.size, names.get(leaf)) for leaf in leaves(axis))
-
-
-def _argument(name, value, names):
-    return tuple(_axis(axis, names) for axis in value) if name == "shape" else _axis(value, names)
 
 
 def _block(network, block, shapes, groups, costs):

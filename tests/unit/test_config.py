@@ -167,6 +167,8 @@ def test_every_method_makes_a_configuration(method):
     (["cache.augment=mixup", "cache.augment_strength=1.5"], "the weight of the other sample in a mixup is at most 1"),
     (["cache.budget=much"], "cache.budget: 'much' is not a size; write for example 512MiB or 2GiB"),
     (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
+    (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
+    (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
 ])
 def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):

@@ -9,7 +9,8 @@ of finer dimensions (768 channels that are seen as 12 heads of 64), the coarser 
 What must keep its size is fixed: what enters or leaves a block, what a softmax normalises over, what is indexed.
 """
 
-import math
+import functools
+import operator
 
 
 class Dimension:
@@ -49,7 +50,12 @@ def leaves(axis):
 
 
 def size_of(axis):
-    return math.prod(leaf.size for leaf in leaves(axis))
+    return product(leaf.size for leaf in leaves(axis))
+
+
+def product(sizes):
+    """math.prod, which Python 3.6 has not."""
+    return functools.reduce(operator.mul, sizes, 1)
 
 
 def fix(*axes):

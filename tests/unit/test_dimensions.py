@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from piebridge.core.descriptions import read_description
+from piebridge.core.dimension_rules import analyse
+from piebridge.core.dimensions import broadcast, fix, fresh, leaves, regroup, size_of, unify
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.networks import ARCHITECTURES
-from piebridge.forge.dimension_rules import analyse
-from piebridge.forge.dimensions import broadcast, fix, fresh, leaves, regroup, size_of, unify
 
 
 def sizes(axis):

@@ -6,10 +6,8 @@ their part leaves out the value (`reading`), which arguments follow a dimension'
 (`products`).
 """
 
-import math
-
 from piebridge.core import graph, operations
-from piebridge.forge.dimensions import broadcast, fix, fresh, regroup, size_of, unify
+from piebridge.core.dimensions import broadcast, fix, fresh, product, regroup, size_of, unify
 
 
 class Analysis:
@@ -49,7 +47,7 @@ def analyse(description, shapes):
 def _unknown(a, node, inputs, shape):
     """The safe rule: nothing that enters may be cut."""
     if node["operation"] in ("linear", "matmul"):
-        a.products[node["name"]] = [(math.prod(shape) * size_of(inputs[0][-1]), [])]
+        a.products[node["name"]] = [(product(shape) * size_of(inputs[0][-1]), [])]
     for axes in inputs:
         fix(*axes)
     return [fresh(size, is_fixed=True) for size in shape]
@@ -72,7 +70,7 @@ def _convolution(a, node, inputs, shape):
         outside = outer + inner
         arguments.update(groups=outer, out_channels=outside)
     _attach_weight(a, node, outside, within)
-    kernel = math.prod(operations.pair(given["kernel_size"]))
+    kernel = product(operations.pair(given["kernel_size"]))
     a.products[node["name"]] = [(kernel * shape[2] * shape[3], outside + within)]
     return [inputs[0][0], outside] + [fresh(size, is_fixed=True) for size in shape[2:]]
 
