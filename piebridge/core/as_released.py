@@ -8,7 +8,6 @@ images, of which the last are left out and counted as wrong. The artifact draws 
 import logging
 
 import numpy as np
-import torch
 
 from piebridge.core.optimizers import UpdateRule
 from piebridge.core.sampler import epoch_seed
@@ -16,7 +15,6 @@ from piebridge.core.step import EagerStep
 
 LOG = logging.getLogger(__name__)
 TEST_BATCH = 4  # images; what does not fill a batch is left out
-NO_AVERAGE = -1.0  # what the artifact's running loss is before the first batch
 LEAST = 1e-20  # keeps both logarithms of the noise finite
 
 
@@ -49,32 +47,6 @@ def released_batches(count, batch_size, seed, epoch, levels=None):
         order = order[np.argsort(np.asarray(levels)[order], kind="stable")]
     whole = count // batch_size
     return [order[number * batch_size:(number + 1) * batch_size].tolist() for number in random.permutation(whole)]
-
-
-class WholeBatchGate:
-    """All of a batch runs backward, or none: where its mean loss is above factor * a, a running average of such losses.
-
-    a starts at -1, is then the first batch's loss, and follows a <- m * a + (1 - m) * loss. So a factor of -1 lets every batch pass, but
-    for a first one whose loss is at most 1; the artifact's other factor is 0.8, its m 9/11.
-    """
-
-    def __init__(self, factor, momentum):
-        self._factor, self._momentum = factor, momentum
-        self._average = NO_AVERAGE
-
-    def select(self, losses, indices=None):
-        """losses: float [B] -> None where the batch runs backward, else (bool [B], all False, None)."""
-        loss = float(losses.mean())
-        is_selected = loss > self._factor * self._average
-        is_first = self._average == NO_AVERAGE
-        self._average = loss if is_first else self._momentum * self._average + (1 - self._momentum) * loss
-        return None if is_selected else (torch.zeros(len(losses), dtype=torch.bool, device=losses.device), None)
-
-    def state(self):
-        return {"average": self._average}
-
-    def restore(self, state):
-        self._average = state["average"]
 
 
 class FreshAdam(UpdateRule):

@@ -24,7 +24,7 @@ class Resident:
 
     @contextlib.contextmanager
     def visiting(self, segments):
-        """Within it, levels are used in the order of their segments."""
+        """Within it, levels are used in the order of their segments; None for one that has no segment."""
         yield
 
     def load(self, segment):
@@ -59,7 +59,7 @@ class DoubleBuffer:
 
         An error of the thread is raised where the level is wanted. Leaving it, for whatever reason, ends the thread.
         """
-        self._ahead = list(segments)
+        self._ahead = [each for each in segments if each is not None]
         self._executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME)  # starts no thread before it has work
         try:
             yield
@@ -71,7 +71,8 @@ class DoubleBuffer:
 
     def load(self, segment):
         """Have a segment in memory, and the building of the next one begun."""
-        self.loaded(segment)
+        if segment is not None:
+            self.loaded(segment)
 
     def loaded(self, segment):
         """What stands behind a stand-in; its caller must not keep it."""

@@ -16,7 +16,7 @@ from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
 from piebridge.core.policy import PolicyRouter
 from piebridge.core.proxies import expected_milliseconds
-from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded
+from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
@@ -58,7 +58,14 @@ class Proxies:
     @property
     def _takes_all(self):
         """Whether levels are kept whether they pay or not: those that the configuration names, and all that a policy chooses among."""
-        return self.settings.use == "all" or self.part.config.router.kind == "policy" or self.part.config.router.kind.startswith("level:")
+        kind = self.part.config.router.kind
+        return self.settings.use == "all" or kind in ("policy", "importance") or kind.startswith("level:")
+
+    def _needs_original(self, offer):
+        """Whether its features are needed: to make the level, for residuals that route samples, or for a map of these images."""
+        kind = self.part.config.router.kind
+        has_map = self.settings.bridge != "fitted" or (kind.startswith("level:") and offer.bridge is not None)
+        return offer.needs_images or kind in ("residual", "random") or not has_map
 
     def _eligible(self):
         """The offers that the router could use."""
@@ -66,7 +73,7 @@ class Proxies:
         if kind.startswith("level:"):
             number = min(int(kind[len("level:"):]), len(self._offers))
             return self._offers[number - 1:number] if number else []
-        return self._offers if kind == "policy" or is_bounded(len(self.calibration), delta) else []
+        return self._offers if kind in ("policy", "importance") or is_bounded(len(self.calibration), delta) else []
 
     def policy(self):
         """(PolicyRouter, level of `levels` for each of its outputs): one that is not there gives way to the next more faithful one."""
@@ -118,7 +125,7 @@ class Proxies:
 
     def _consider(self, offer, is_kept):
         self.work.interrupt.check()
-        if self.part.config.router.kind.startswith("level:") and offer.bridge is not None:
+        if not self._needs_original(offer):
             self._take_as_it_is(offer)
             return
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
@@ -144,15 +151,15 @@ class Proxies:
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
 
     def _take_as_it_is(self, offer):
-        """A set's level that serves every sample needs the original for nothing, not even to fit its map anew."""
+        """A level that needs the original for nothing, not even to fit a map."""
         try:
             with self.work.clock.phase("proxies"):
                 segment = self._segment(offer, offer.make())
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
-        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge)
-        self._kept = [Candidate(level, None, offer.share * self._milliseconds, 1.0)]
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, self._served_map(offer, None))
+        self._kept = _dearest_first(self._kept + [Candidate(level, None, offer.share * self._milliseconds, 1.0)])
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
     def _proxy(self, offer):
@@ -163,7 +170,15 @@ class Proxies:
         return offer.make(*[tensor.to(self.work.device) for tensor in images])
 
     def _segment(self, offer, network):
-        return self.part.segment(network, offer.resolution, offer.precision)
+        return self.part.loading.open(lambda: self.part.segment(network, offer.resolution, offer.precision))
+
+    def _served_map(self, offer, fitted):
+        """What a level's features go through: the set's map and the one `fitted` on top of it, the set's alone, or nothing (None)."""
+        if self.settings.bridge == "none":
+            return None
+        if self.settings.bridge == "set" or fitted is None:
+            return offer.bridge
+        return fitted if offer.bridge is None else Chain(offer.bridge, fitted)
 
     def _bridged(self, offer, segment, original):
         """(Level, ResidualRouter, residuals of the calibration images, share of them that the level may serve, ms per image).
@@ -179,13 +194,15 @@ class Proxies:
             pieces.append(segment(images).cpu().numpy())
             milliseconds.append(1000 * (time.perf_counter() - start) / len(images))
         features = np.concatenate(pieces)
-        features = features if offer.bridge is None else offer.bridge(features)
-        bridge, residuals = fit_bridge_map(features, original)
+        in_set = features if offer.bridge is None else offer.bridge(features)
+        bridge, residuals = fit_bridge_map(in_set, original)  # also where no map is served: samples are then routed as if it were
+        if self.settings.bridge == "set":
+            residuals = relative_residuals(in_set, original)
+        served = self._served_map(offer, bridge)
         cost = self._remembered(offer, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
-        predictor, predicted = fit_residual_predictor(bridge(features), residuals)
+        predictor, predicted = fit_residual_predictor(features if served is None else served(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
-        whole = bridge if offer.bridge is None else Chain(offer.bridge, bridge)
-        return Level(offer.name, loader, segment, whole), router, residuals, float((router.levels(predicted) > 0).mean()), cost
+        return Level(offer.name, loader, segment, served), router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, offer, milliseconds):
         """The level's cost as this device measured it first, so that another run decides alike."""

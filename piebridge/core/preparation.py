@@ -10,10 +10,12 @@ import logging
 import numpy as np
 
 from piebridge.core import backends
+from piebridge.core.as_released import NoisyPolicy
 from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.cache import FeatureCache, GatheredFeatures
 from piebridge.core.errors import UserError
 from piebridge.core.graph import INPUT
+from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
@@ -62,7 +64,8 @@ class FrozenPart:
         is_useful = self.is_at_head or not self.is_cached  # an exact cache of anything else leaves proxies nothing to save
         self.uses_proxies = has_proxies and is_useful and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
-        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._choose_backend())
+        self.loading = Resident()
+        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
 
     def source_and_router(self):
         """(source, router), with everything computed that they need."""
@@ -96,7 +99,7 @@ class FrozenPart:
 
     def _streamed(self, levels, routing):
         work = self.work
-        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock)
+        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock, self.loading)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
 
     def _width(self):
@@ -127,8 +130,17 @@ class FrozenPart:
             name = backends.INT8
         return backends.build_segment(name, network, size, self.batch_size)
 
+    def _original_segment(self):
+        built = self._choose_backend()
+        name = self.decisions.values["backend"]["backend"]
+        runs_beside_torch = bool(backends.BACKENDS[name].packages)
+        self.loading = LOADING[self.config.proxies.loading](runs_beside_torch)
+        with self.work.clock.phase("probe"):
+            return self.loading.open(lambda: built.pop() if built else backends.build_segment(
+                name, self.tuning.frozen(), self.native, self.batch_size))
+
     def _choose_backend(self):
-        """The original's segment on the configured, the recorded or the fastest backend."""
+        """Decide for the configured, the recorded or the fastest backend; a list of the original's segment on it, if that was built."""
         work, wanted = self.work, self.config.backend.name
         built = []
 
@@ -143,9 +155,7 @@ class FrozenPart:
             speed = f", {choice['milliseconds']:.3g} ms per image" if choice.get("milliseconds") else ""
             LOG.info("frozen segments run on %s%s", choice["backend"], speed)
             LOG.debug("why %s: %s", choice["backend"], choice["reason"])
-            if built and built[0] is not None:
-                return built[0]
-            return backends.build_segment(choice["backend"], self.tuning.frozen(), self.native, self.batch_size)
+        return [segment for segment in built if segment is not None]
 
     def _probe(self):
         batches = self.loader(self.native).batches(in_batches(self.count, self.batch_size), self.work.view_seed(0))
@@ -161,10 +171,13 @@ class FrozenPart:
     def _routed(self, levels, proxies):
         """The level of every sample [samples], and a list of (cache, samples that it serves)."""
         kind = self.config.router.kind
-        if kind != "policy" and not kind.startswith("level:"):
+        if kind in ("residual", "random"):
             return self._cascade(levels, proxies)
-        with self.work.clock.phase("proxies"):
-            routing = self.by_policy(*proxies.policy()) if kind == "policy" else np.ones(self.count, dtype=np.int64)
+        if kind == "policy":
+            with self.work.clock.phase("proxies"):
+                routing = self.by_policy(*proxies.policy())
+        else:
+            routing = np.full(self.count, 0 if kind == "importance" else 1, dtype=np.int64)
         if not self.is_cached:
             return routing, []
         served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
@@ -172,10 +185,16 @@ class FrozenPart:
 
     def by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
+        if self.config.as_released:  # with noise, and its time not counted
+            with self.work.clock.evaluation():
+                return self._looked_at(NoisyPolicy(policy, self.count, self.config.seed), numbers)
+        return self._looked_at(policy, numbers)
+
+    def _looked_at(self, policy, numbers):
         routing = np.zeros(self.count, dtype=np.int64)
         for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
             if indices:
-                routing[indices] = numbers[policy(images)]
+                routing[indices] = numbers[policy(images, indices)]
         return routing
 
     def _cascade(self, levels, proxies):

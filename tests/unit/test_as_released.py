@@ -8,9 +8,10 @@ import torch
 from forge_examples import Tower, images, module_of, network_of, noisy
 from torch import nn
 
-from piebridge.core.as_released import CountedValidation, FreshAdamStep, NoisyPolicy, WholeBatchGate, counted_images, released_batches
+from piebridge.core.as_released import CountedValidation, FreshAdamStep, NoisyPolicy, counted_images, released_batches
 from piebridge.core.capture import capture
 from piebridge.core.clock import Clock
+from piebridge.core.gate import WholeBatchGate
 from piebridge.core.loop import Parts, Progress, run_loop
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.policy import PolicyRouter
