@@ -10,7 +10,7 @@ from piebridge.config_file import read_yaml
 from piebridge.config_schema import SECTIONS, Config, describe_keys, known_keys
 from piebridge.config_values import check_value, from_text, split_words
 from piebridge.core.errors import UserError
-from piebridge.core.methods import METHODS, RELEASED, STRATEGIES, released_settings
+from piebridge.core.methods import METHODS, RELEASED, STRATEGIES, UNDER_A_STRATEGY, released_settings
 
 __all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml", "training_keys"]
 
@@ -77,8 +77,8 @@ def _presets(given):
     if given.get("as_released") and method in RELEASED:
         return [Preset("as_released", "true", released_settings(method, given.get("pet.kind", Config.pet.kind)),
                        f"the released artifact's {method}")]
-    own = Preset("method", method, METHODS[method].fixed, METHODS[method].text)
     strategy = given.get("strategy", Config.strategy)
+    own = Preset("method", method, dict(METHODS[method].fixed, **UNDER_A_STRATEGY.get((strategy, method), {})), METHODS[method].text)
     settings = {key: value for key, value in STRATEGIES[strategy].items() if key not in own.settings}  # an ablation goes before it
     return [Preset("strategy", strategy, settings, "the algorithm as published"), own]
 
@@ -100,9 +100,9 @@ def _contradictions(config):
                f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
-    if config.router.kind == "policy" and config.proxies.set is None:
-        yield (("router.kind", "proxies.set"), "router.kind=policy asks the policy of a proxy set; give proxies.set=FOLDER, made by "
-               "piebridge forge")
+    if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
+        yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
+               "made by piebridge forge")
     if config.as_released and config.method not in RELEASED:
         yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
     if config.strategy != "configured" and config.as_released:

@@ -33,7 +33,7 @@ def workers_option():
 
 def _is_router(value):
     level = str(value)[len("level:"):]
-    is_word = value in ("none", "residual", "policy", "importance", "random")
+    is_word = value in ("none", "residual", "policy", "shuffled", "importance", "random")
     return is_word or (str(value).startswith("level:") and level in map(str, range(1000)))
 
 
@@ -118,8 +118,9 @@ class Proxies:
 
 @dataclass(frozen=True)
 class Router:
-    kind: str = option("none", "how a sample gets its first level: none, residual, policy, importance (the original; the gate moves it), "
-                       "random or level:N", accepts=_is_router, wanted="none, residual, policy, importance, random or level:N")
+    kind: str = option("none", "how a sample gets its first level: none, residual, policy, shuffled (another sample's by the policy), "
+                       "importance (the original; the gate moves it), random (as many on each as with residual) or level:N",
+                       accepts=_is_router, wanted="none, residual, policy, shuffled, importance, random or level:N")
     skips_proxies: bool = option(False, "leave samples out of an epoch that would go to a proxy")
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
     delta: float = option(0.1, "largest share of samples whose level may leave more than that; 0.5 goes by the typical residual",

@@ -20,6 +20,7 @@ from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bou
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
+BY_IMAGE = ("policy", "shuffled", "importance")  # routers that take all levels there are, whatever these leave
 BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
 UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
 # router: whether a sample may use the level; cost: ms of one forward; share: of the calibration images that may use it
@@ -59,7 +60,7 @@ class Proxies:
     def _takes_all(self):
         """Whether levels are kept whether they pay or not: those that the configuration names, and all that a policy chooses among."""
         kind = self.part.config.router.kind
-        return self.settings.use == "all" or kind in ("policy", "importance") or kind.startswith("level:")
+        return self.settings.use == "all" or kind in BY_IMAGE or kind.startswith("level:")
 
     def _needs_original(self, offer):
         """Whether its features are needed: to make the level, for residuals that route samples, or for a map of these images."""
@@ -73,7 +74,7 @@ class Proxies:
         if kind.startswith("level:"):
             number = min(int(kind[len("level:"):]), len(self._offers))
             return self._offers[number - 1:number] if number else []
-        return self._offers if kind in ("policy", "importance") or is_bounded(len(self.calibration), delta) else []
+        return self._offers if kind in BY_IMAGE or is_bounded(len(self.calibration), delta) else []
 
     def policy(self):
         """(PolicyRouter, level of `levels` for each of its outputs): one that is not there gives way to the next more faithful one."""

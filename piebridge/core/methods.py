@@ -50,6 +50,9 @@ STRATEGIES = {
               "proxies.loading": "double_buffer"},
 }
 
+# what a method's name stands for beside that, under a strategy
+UNDER_A_STRATEGY = {("paper", "random_routing"): {"router.kind": "shuffled"}}  # as many samples on each level as the policy puts there
+
 _AS_RELEASED = {"loader.augment": "none", "splits.val_fraction": 0.0, "cache.kind": "none", "optimizer.kind": "sgd",
                 "optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0, "optimizer.schedule": "constant",
                 "optimizer.label_smoothing": 0.0, "step": "eager"}

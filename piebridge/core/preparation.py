@@ -173,7 +173,7 @@ class FrozenPart:
         kind = self.config.router.kind
         if kind in ("residual", "random"):
             return self._cascade(levels, proxies)
-        if kind == "policy":
+        if kind in ("policy", "shuffled"):
             with self.work.clock.phase("proxies"):
                 routing = self.by_policy(*proxies.policy())
         else:
@@ -184,11 +184,16 @@ class FrozenPart:
         return routing, [(self.filled(level, level.name, indices), indices) for level, indices in served if indices]
 
     def by_policy(self, policy, numbers):
-        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
+        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output.
+
+        router.kind=shuffled: the same levels, dealt out by lot.
+        """
         if self.config.as_released:  # with noise, and its time not counted
             with self.work.clock.evaluation():
                 return self._looked_at(NoisyPolicy(policy, self.count, self.config.seed), numbers)
-        return self._looked_at(policy, numbers)
+        routing = self._looked_at(policy, numbers)
+        is_dealt = self.config.router.kind == "shuffled"
+        return np.random.RandomState(self.config.seed).permutation(routing) if is_dealt else routing
 
     def _looked_at(self, policy, numbers):
         routing = np.zeros(self.count, dtype=np.int64)

@@ -82,7 +82,7 @@ class TrainedLevels:
         if kind == "random":
             random = np.random.RandomState((self.config.seed * 1000 + 7) % 2 ** 32)
             return random.randint(len(wanted) + 1, size=self.part.count)
-        if kind == "policy":
+        if kind in ("policy", "shuffled"):
             if proxy_set is None or proxy_set.policy is None:
                 raise UserError("router.kind=policy: needs proxies.set of a set that was forged with a policy; use router.kind=random")
             numbers = [0]

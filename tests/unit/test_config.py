@@ -80,7 +80,7 @@ def test_contradiction_is_refused_in_the_methods_words(tmp_path):
     ("a: &x [1]\nb: *x\n", "aliases"), ("epochs: true\n", "not a whole number"), ("optimizer: {lr: .nan}\n", "not a finite number"),
     ("optimizer: {lr: 1e999}\n", "not a finite number"), ("method: Ours\n", "'Ours' is not one of FTAll"),
     ("loader: {workers: some}\n", "is not auto or a number from 0 to 256"), ("overwrite: 1\n", "not true or false"),
-    ("router: {kind: level:x}\n", "none, residual, policy, importance, random or level:N"), ("1: a\n1: b\n", "key '1' is given twice"),
+    ("router: {kind: level:x}\n", "none, residual, policy, shuffled, importance, random or level:N"), ("1: a\n1: b\n", "key '1' is given twice"),
     ("true: a\ntrue: b\n", "key 'True' is given twice"), ("1: a\n'1': b\n", "key '1' is given twice"),
     ("optimizer: {lr: 1}\noptimizer.lr: 2\n", "optimizer.lr: is given twice"),
     ("data: 2024.10\n", "data: '2024.1' is not a text; write it in quotes"), ("data: ''\n", "data: is empty"),
@@ -209,7 +209,7 @@ def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("override, expected", [
     ("optimizer.lr=1e300", "above the most allowed"), ("proxies.levels=['1px']", "is not a proxy"), ("output=a\0b", "null character"),
-    ("router.kind=level:\u00b2", "none, residual, policy, importance, random or level:N"),
+    ("router.kind=level:\u00b2", "none, residual, policy, shuffled, importance, random or level:N"),
     ("proxies.levels=['" + "9" * 5000 + "px']", "is not a proxy"),
     ("splits.seed=" + "9" * 40, "above the most allowed")])
 def test_extreme_overrides(tmp_path, override, expected):

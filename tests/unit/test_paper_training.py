@@ -312,6 +312,15 @@ def test_a_lot_costs_what_the_router_would(data, proxy_set, tmp_path, spy):
         assert abs(drawn.plan["levels_used"].get(name, 0) - count) <= 2
 
 
+def test_under_the_papers_strategy_the_lot_deals_out_the_policys_levels(data, proxy_set, tmp_path, spy):
+    policy = run(data, proxy_set, tmp_path / "policy", strategy="paper", epochs=1)
+    routed = {index: level for _, indices, levels, *_ in spy.batches for index, level in zip(indices, levels)}
+    spy.batches.clear()
+    dealt = run(data, proxy_set, tmp_path / "dealt", ablation("random_routing"), strategy="paper", loader__augment="none", epochs=1)
+    assert policy.plan["levels_used"] == dealt.plan["levels_used"]
+    assert {index: level for _, indices, levels, *_ in spy.batches for index, level in zip(indices, levels)} != routed
+
+
 def test_without_a_cache_each_epoch_goes_through_the_networks(data, proxy_set, tmp_path, spy):
     cached = run(data, proxy_set, tmp_path / "cached", proxies__set=None, proxies__levels=())
     plain = run(data, proxy_set, tmp_path / "plain", ablation("no_cache"), proxies__set=None, proxies__levels=(), gate__kind="none")
