@@ -9,6 +9,7 @@ import logging
 
 import numpy as np
 
+from piebridge.core.errors import UserError
 from piebridge.core.optimizers import UpdateRule
 from piebridge.core.sampler import epoch_seed
 from piebridge.core.step import EagerStep
@@ -39,8 +40,12 @@ def released_batches(count, batch_size, seed, epoch, levels=None):
     """Lists of positions for one epoch, as `sampler.epoch_batches` gives them, but full batches only, in random order.
 
     Samples are sorted by level, shuffled within one, and cut into batches, so that one batch in a few has two levels or more; its first
-    sample, one of its lowest level, decides. What does not fill a batch, of the highest level, is left out of the epoch.
+    sample, one of its lowest level, decides. What does not fill a batch, of the highest level, is left out of the epoch. UserError
+    where nothing is left.
     """
+    if count < batch_size:
+        raise UserError(f"as_released=true: {count} training images do not fill a batch of {batch_size}, and the artifact drops what does "
+                        "not; lower loader.batch_size")
     random = np.random.RandomState(epoch_seed(seed, epoch))
     order = random.permutation(count)
     if levels is not None:

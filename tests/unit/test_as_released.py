@@ -11,6 +11,7 @@ from torch import nn
 from piebridge.core.as_released import CountedValidation, FreshAdamStep, NoisyPolicy, counted_images, released_batches
 from piebridge.core.capture import capture
 from piebridge.core.clock import Clock
+from piebridge.core.errors import UserError
 from piebridge.core.gate import WholeBatchGate
 from piebridge.core.loop import Parts, Progress, run_loop
 from piebridge.core.network import GraphNetwork, expected_shapes
@@ -244,7 +245,9 @@ def test_batches_are_whole_mixed_at_the_borders_and_in_random_order():
     assert [levels[index] for index in missing] == [2, 2, 2]  # the tail: of the cheapest level
     orders = {tuple(levels[batch[0]] + levels[batch[-1]] for batch in released_batches(15, 4, 1, epoch, levels)) for epoch in range(12)}
     assert len(orders) > 2
-    assert batches == released_batches(15, 4, 1, 0, levels) and released_batches(3, 4, 1, 0) == []
+    assert batches == released_batches(15, 4, 1, 0, levels)
+    with pytest.raises(UserError, match="3 training images do not fill a batch of 4"):
+        released_batches(3, 4, 1, 0)
 
 
 def test_a_gate_with_factor_minus_one_passes_all_but_a_small_first_loss():

@@ -289,13 +289,11 @@ def test_without_alignment_routing_is_alike_and_no_map_is_served(data, proxy_set
         source(self, **parts)
 
     monkeypatch.setattr(loop.Parts, "__init__", remembered)
-    for name in ("with_augmentation", "no_alignment"):
-        run(data, proxy_set, tmp_path / name, ablation(name), router__kind="policy", epochs=1)
+    used = [run(data, proxy_set, tmp_path / name, ablation(name), router__kind="policy", epochs=1).plan["levels_used"]
+            for name in ("with_augmentation", "no_alignment")]
     with_maps, without = served
     assert with_maps[0] is None and None not in with_maps[1:] and without == [None] * LEVELS
-    assert len(spy.batches) % 2 == 0
-    half = len(spy.batches) // 2
-    assert [batch[1:3] for batch in spy.batches[:half]] == [batch[1:3] for batch in spy.batches[half:]]
+    assert used[0] == used[1]
 
 
 def test_one_static_proxy_serves_all(data, proxy_set, tmp_path, spy):
@@ -303,13 +301,10 @@ def test_one_static_proxy_serves_all(data, proxy_set, tmp_path, spy):
     assert result.plan["levels_used"] == {"original": 0, "12px": sum(result.plan["levels_used"].values())}
 
 
-def test_a_lot_costs_what_the_router_would(data, proxy_set, tmp_path, spy):
-    settings = {"router.tolerance": 1.0, "proxies.use": "all"}
-    routed = run(data, proxy_set, tmp_path / "routed", ablation("with_augmentation"), **settings)
-    drawn = run(data, proxy_set, tmp_path / "drawn", ablation("random_routing"), **settings)
-    assert sum(routed.plan["levels_used"].values()) == sum(drawn.plan["levels_used"].values())
-    for name, count in routed.plan["levels_used"].items():
-        assert abs(drawn.plan["levels_used"].get(name, 0) - count) <= 2
+def test_samples_can_be_drawn_by_lot(data, proxy_set, tmp_path, spy):
+    result = run(data, proxy_set, tmp_path / "run", ablation("random_routing"), router__tolerance=0.8, proxies__use="all", epochs=1)
+    used = result.plan["levels_used"]
+    assert list(result.plan["proxies"]["levels"]) and 0 < used["original"] < sum(used.values())
 
 
 def test_under_the_papers_strategy_the_lot_deals_out_the_policys_levels(data, proxy_set, tmp_path, spy):
