@@ -1,7 +1,6 @@
 """Levels in memory: two at most, the next one built by a thread, errors and interruptions, and the same results to the bit."""
 
 import contextlib
-import gc
 import threading
 import time
 import weakref
@@ -47,7 +46,6 @@ class Factory:
         return build
 
     def count(self):
-        gc.collect()
         self.most = max(self.most, sum(reference() is not None for reference in self.references))
         return self.most
 
