@@ -132,14 +132,14 @@ class Proxies:
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
         with ThreadPoolExecutor(1) as aside:
             is_ready = offer.precision == "int8" and not offer.needs_images
-            building = aside.submit(self._segment, offer, offer.make()) if is_ready else None
+            building = aside.submit(self._segment, offer, offer.make) if is_ready else None
             original = self._original_features()
         if len(original) < 2:
             self._notes.append(f"{offer.name} left out: fewer than two calibration images can be read")
             return
         try:
             with self.work.clock.phase("proxies"):
-                segment = building.result() if building else self._segment(offer, self._proxy(offer))
+                segment = building.result() if building else self._segment(offer, self._maker(offer))
                 level, router, residuals, share, cost = self._bridged(offer, segment, original)
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
@@ -155,7 +155,7 @@ class Proxies:
         """A level that needs the original for nothing, not even to fit a map."""
         try:
             with self.work.clock.phase("proxies"):
-                segment = self._segment(offer, offer.make())
+                segment = self._segment(offer, offer.make)
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
@@ -163,15 +163,17 @@ class Proxies:
         self._kept = _dearest_first(self._kept + [Candidate(level, None, offer.share * self._milliseconds, 1.0)])
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
-    def _proxy(self, offer):
+    def _maker(self, offer):
+        """() -> the proxy's network; one that is made of images is made here and kept."""
         if not offer.needs_images:
-            return offer.make()
+            return offer.make
         loader = self.part.loader([self.part.native, offer.resolution])
         images = next(loader.batches([self._readable], self.work.view_seed(0)))[1]
-        return offer.make(*[tensor.to(self.work.device) for tensor in images])
+        network = offer.make(*[tensor.to(self.work.device) for tensor in images])
+        return lambda: network
 
-    def _segment(self, offer, network):
-        return self.part.loading.open(lambda: self.part.segment(network, offer.resolution, offer.precision))
+    def _segment(self, offer, make):
+        return self.part.loading.open(lambda: self.part.segment(make(), offer.resolution, offer.precision))
 
     def _served_map(self, offer, fitted):
         """What a level's features go through: the set's map and the one `fitted` on top of it, the set's alone, or nothing (None)."""

@@ -6,6 +6,8 @@ tensors that are cut anywhere. A device that is short of memory can do without t
 itself into nested order, which changes its outputs by the rounding of sums, and `in_own_order` undoes it, bit for bit.
 """
 
+import weakref
+
 import torch
 from torch import nn
 
@@ -28,7 +30,8 @@ class SharedTensors:
         if is_reordered:
             tensors.update(self._nested)
             original = GraphNetwork(original.description, tensors).eval()
-        self.original, self._tensors, self._parts = original, tensors, {}
+        self.original, self._tensors = original, tensors
+        self._parts = weakref.WeakValueDictionary()  # a copy goes with the last network that uses it
 
     def part(self, key, slices):
         """The part of a tensor that its slices (in the original's own order) name.
@@ -47,10 +50,10 @@ class SharedTensors:
         if not slices:
             return base
         place = key, tuple((axis, tuple(positions)) for axis, positions in slices)
-        if place not in self._parts:
-            self._parts[place] = _like(base, cut(base.detach(), slices))
-        return self._parts[place]
-
+        part = self._parts.get(place)
+        if part is None:
+            self._parts[place] = part = _like(base, _taken(base.detach(), slices))
+        return part
 
     def cuts_in_memory(self, cuts):
         """Cuts of the original's file -> the same cuts of `original`, which may be in nested order."""
@@ -67,6 +70,16 @@ def in_own_order(network, order):
     tensors.update({key: _like(tensors[key], scatter(tensors[key].detach(), slices, torch.empty_like(tensors[key].detach())))
                     for key, slices in order.items()})
     return GraphNetwork(network.description, tensors).train(network.training)
+
+
+def _taken(tensor, slices):
+    """`cut`, with copies made by numpy where it can: the thread that loads a level may run no parallel operation of torch."""
+    if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16 or all(is_prefix(positions) for _, positions in slices):
+        return cut(tensor, slices)
+    array = tensor.numpy()
+    for axis, positions in slices:
+        array = array[(slice(None),) * axis + (slice(len(positions)),)] if is_prefix(positions) else array.take(positions, axis)
+    return torch.from_numpy(array)
 
 
 def _not_whole(slices, shape):

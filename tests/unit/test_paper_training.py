@@ -16,6 +16,7 @@ from forge_examples import Tower, images, network_of, noisy
 from torch import nn
 
 from piebridge.core import backends, loop
+from piebridge.core import proxy_set as proxy_set_module
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.capture import capture
 from piebridge.core.errors import Cancelled, RunFailed
@@ -144,14 +145,23 @@ def test_two_segments_at_most_and_the_same_weights(data, proxy_set, tmp_path, sp
         return segment
 
     def count():
-        most[0] = max(most[0], sum(reference() is not None for reference in references))
+        most[0] = max(most[0], *[sum(reference() is not None for reference in each) for each in (references, networks)])
+
+    read, networks = proxy_set_module.read_proxy_file, []
+
+    def noted(*arguments):
+        proxy = read(*arguments)
+        networks.append(weakref.ref(proxy.network))
+        return proxy
 
     monkeypatch.setattr(backends, "build_segment", counted)
+    monkeypatch.setattr(proxy_set_module, "read_proxy_file", noted)
     spy.after = count
     buffered = run(data, proxy_set, tmp_path / "buffered", strategy="paper", backend__name=backend)
-    assert most[0] == 2 and len(references) > 8
+    assert most[0] == 2 and len(references) > 8 and len(networks) > 8
     gc.collect()  # what is left of the run itself
     references.clear()
+    networks.clear()
     resident = run(data, proxy_set, tmp_path / "resident", method="ours", router__kind="policy", gate__kind="loss", cache__kind="none",
                    proxies__bridge="set", backend__name=backend)
     assert most[0] == 4
