@@ -69,7 +69,7 @@ def load_proxy_set(folder, is_reordered=False, keeps_networks=True):
     original = load_network_file(folder / proxy_manifest.ORIGINAL)
     shapes = {key: tuple(tensor.shape) for key, tensor in original.state_dict().items()}
     order = read_order(folder / proxy_manifest.ORDER, shapes) if manifest.get("order") else {}
-    source = SharedTensors(original, order, is_reordered)
+    source = SharedTensors(original, order, is_reordered, keeps_parts=keeps_networks)
     del original
     proxies = {}
     for entry in manifest["proxies"]:

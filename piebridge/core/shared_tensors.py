@@ -6,8 +6,6 @@ tensors that are cut anywhere. A device that is short of memory can do without t
 itself into nested order, which changes its outputs by the rounding of sums, and `in_own_order` undoes it, bit for bit.
 """
 
-import weakref
-
 import torch
 from torch import nn
 
@@ -18,11 +16,12 @@ from piebridge.core.slices import cut, is_prefix, reordered, scatter
 class SharedTensors:
     """original: GraphNetwork as its file has it. order: cuts with all positions of each axis they name, or {}.
 
-    `original` is then the one to use: the same, or, where `is_reordered`, one in nested order.
+    `original` is then the one to use: the same, or, where `is_reordered`, one in nested order. keeps_parts: whether a copy that was made
+    for one proxy stays for the next.
     """
 
-    def __init__(self, original, order, is_reordered=False):
-        self.order, self.description, self.is_reordered = order, original.description, is_reordered
+    def __init__(self, original, order, is_reordered=False, keeps_parts=True):
+        self.order, self.description, self.is_reordered, self._keeps_parts = order, original.description, is_reordered, keeps_parts
         tensors = dict(original.named_buffers(), **dict(original.named_parameters()))
         self.shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         self.dtypes = {key: tensor.dtype for key, tensor in tensors.items()}
@@ -30,15 +29,14 @@ class SharedTensors:
         if is_reordered:
             tensors.update(self._nested)
             original = GraphNetwork(original.description, tensors).eval()
-        self.original, self._tensors = original, tensors
-        self._parts = weakref.WeakValueDictionary()  # a copy goes with the last network that uses it
+        self.original, self._tensors, self._parts = original, tensors, {}
 
     def part(self, key, slices):
         """The part of a tensor that its slices (in the original's own order) name.
 
         Of a parameter: the parameter itself where nothing is cut, a view where its positions are a prefix in nested order (or
-        in the own order, where the set has no other), otherwise a copy; the same part is the same object. A joint matrix of query,
-        key and value is three prefixes, and so copied. Buffers are copies, since batch norm writes to them.
+        in the own order, where the set has no other), otherwise a copy; the same part is the same object, where parts are kept. A joint
+        matrix of query, key and value is three prefixes, and so copied. Buffers are copies, since batch norm writes to them.
         """
         if key in self.order and (slices or self.is_reordered):
             base, slices = self._nested[key], reordered(slices, self.order[key])
@@ -50,9 +48,9 @@ class SharedTensors:
         if not slices:
             return base
         place = key, tuple((axis, tuple(positions)) for axis, positions in slices)
-        part = self._parts.get(place)
-        if part is None:
-            self._parts[place] = part = _like(base, _taken(base.detach(), slices))
+        part = self._parts[place] if place in self._parts else _like(base, _taken(base.detach(), slices))
+        if self._keeps_parts:
+            self._parts[place] = part
         return part
 
     def cuts_in_memory(self, cuts):
