@@ -1,10 +1,9 @@
 """The paper's algorithm, the artifact's and the ablations, each as a whole run on a small network, a small proxy set and real images."""
 
+import contextlib
 import gc
 import json
-import os
 import shutil
-import signal
 import threading
 import weakref
 from pathlib import Path
@@ -15,11 +14,13 @@ import torch
 from forge_examples import Tower, images, network_of, noisy
 from torch import nn
 
+from piebridge import training
 from piebridge.core import backends, loop
 from piebridge.core import proxy_set as proxy_set_module
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.capture import capture
 from piebridge.core.errors import Cancelled, RunFailed
+from piebridge.core.interrupt import Interrupt
 from piebridge.core.level_loader import THREAD_NAME
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.preparation import FrozenPart
@@ -189,14 +190,21 @@ def threads_left():
 
 @pytest.mark.parametrize("settings", [{"strategy": "paper"}, {"as_released": True, "gate.factor": 1.0},
                                       {"as_released": True, "gate.factor": 1.0, "pet.kind": "adapter"}])
-def test_interrupted_twice_and_resumed_gives_the_same_weights(data, proxy_set, tmp_path, spy, settings):
+def test_interrupted_twice_and_resumed_gives_the_same_weights(data, proxy_set, tmp_path, spy, monkeypatch, settings):
     whole = run(data, proxy_set, tmp_path / "whole", **settings)
     spy.batches.clear()
+    interrupts = []
+
+    @contextlib.contextmanager
+    def interruptible():
+        interrupts.append(Interrupt())
+        yield interrupts[-1]
 
     def stop():
         if len(spy.batches) in (3, 14):
-            os.kill(os.getpid(), signal.SIGTERM)
+            interrupts[-1].signal_name = "SIGTERM"
 
+    monkeypatch.setattr(training, "interruptible", interruptible)
     spy.after = stop
     for _ in range(2):
         with pytest.raises(Cancelled, match="interrupted by SIGTERM"):
