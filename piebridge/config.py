@@ -18,7 +18,8 @@ __all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config
 Preset = namedtuple("Preset", "key value settings text")
 
 # what may change between a checkpoint and its continuation: nothing that changes the weights
-FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size")
+FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size", "cache.folder",
+             "cache.budget")
 
 
 def load_config(path, overrides=()):
@@ -95,9 +96,18 @@ def _against_preset(preset, given, place):
 
 def _contradictions(config):
     """(keys, text) of settings that cannot hold together, in the user's words."""
-    if config.cache.kind == "features" and config.loader.augment != "none":
-        yield (("cache.kind", "loader.augment"), "cache.kind=features keeps one view of each image, "
-               f"loader.augment={config.loader.augment} asks for a fresh one each epoch")
+    if config.cache.kind in ("features", "pixels") and config.loader.augment != "none" and not config.cache.views:
+        yield (("cache.kind", "loader.augment"), f"cache.kind={config.cache.kind} keeps views of each image, loader.augment="
+               f"{config.loader.augment} asks for a fresh one each epoch; set how many to keep, such as cache.views=4")
+    if config.cache.views and config.loader.augment == "none":
+        yield (("cache.views", "loader.augment"), f"cache.views={config.cache.views}: loader.augment=none shows one view of each image; "
+               "use cache.views=0, or augment")
+    if config.cache.augment != "none" and config.cache.kind not in ("features", "auto"):
+        yield (("cache.augment", "cache.kind"), f"cache.augment={config.cache.augment} changes cached features, and cache.kind="
+               f"{config.cache.kind} keeps none; use cache.kind=features")
+    if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
+        yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
+               "a mixup is at most 1")
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
+from piebridge.core.byte_sizes import parse_bytes
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS, STRATEGIES
 from piebridge.core.proxy_specs import parse_spec
@@ -35,6 +36,14 @@ def _is_router(value):
     level = str(value)[len("level:"):]
     is_word = value in ("none", "residual", "policy", "shuffled", "importance", "random")
     return is_word or (str(value).startswith("level:") and level in map(str, range(1000)))
+
+
+def _check_size(text):
+    try:
+        parse_bytes(text)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _are_blocks(value):
@@ -101,7 +110,19 @@ class Backend:
 
 @dataclass(frozen=True)
 class Cache:
-    kind: str = option("none", "what is kept across epochs; auto: features where that is exact", choices=("none", "features", "auto"))
+    kind: str = option("none", "what is kept across epochs; auto: features where that is exact",
+                       choices=("none", "features", "pixels", "auto"))
+    dtype: str = option("float32", "how features are kept; the error of float16 and int8 is measured and recorded",
+                        choices=("float32", "float16", "int8"))
+    views: int = option(0, "augmented views kept of each image, shown in turn; 0: a fresh one each epoch, which cannot be kept", low=0,
+                        high=1000)
+    shared: bool = option(False, "keep rows for other runs, and use theirs; a run that finds some shows less time than it would take alone")
+    folder: Optional[str] = option(None, "where shared rows are; default: $PIEBRIDGE_CACHE/rows or ~/.cache/piebridge/rows", is_path=True)
+    budget: str = option("10GiB", "most that the folder may take, such as 512MiB; what was not used for longest makes room",
+                         check=_check_size)
+    augment: str = option("none", "change cached features at each use: noise, or mixup within a class", choices=("none", "noise", "mixup"))
+    augment_strength: float = option(0.1, "noise in standard deviations of a feature; mixup: the largest weight of the other sample",
+                                     low=0.0, high=10.0)
 
 
 @dataclass(frozen=True)
@@ -122,6 +143,8 @@ class Router:
                        "importance (the original; the gate moves it), random (as many on each as with residual) or level:N",
                        accepts=_is_router, wanted="none, residual, policy, shuffled, importance, random or level:N")
     skips_proxies: bool = option(False, "leave samples out of an epoch that would go to a proxy")
+    predictor: str = option("device", "of kind=residual; device: fitted here on calibration images; set: what the proxy set has, with "
+                            "its own scores, which takes no pass of the original", choices=("device", "set"))
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
     delta: float = option(0.1, "largest share of samples whose level may leave more than that; 0.5 goes by the typical residual",
                           low=0.001, high=0.9)

@@ -30,7 +30,7 @@ class ForgeSettings:
     levels: int = option(10, "most proxies that the set keeps", low=1, high=100)
     least: float = option(0.2, "measured time of the cheapest proxy over the original's; a set that cannot reach it is refused",
                           low=0.01, high=0.95)
-    images: int = option(512, "most images that alignment is fitted on", low=16, high=1000000)
+    images: int = option(1024, "most images that alignment is fitted on", low=16, high=1000000)
     held_out: int = option(128, "most images that alignment is measured on, and never fitted on", low=8, high=100000)
     widths: int = option(4, "pruned widths to try beside the whole one; 0: no pruning", low=0, high=50)
     narrowest: float = option(0.4, "multiply-accumulates of the narrowest width over the original's", low=0.05, high=0.95)

@@ -60,7 +60,7 @@ Proxies are pruned inside the blocks, see smaller images, drop blocks, compute i
 features; the set keeps those that no other one beats in both time and alignment. Images need no labels. Interrupted, it goes on
 where it was. Settings, with their defaults:
   levels=10 least=0.2        proxies to keep; the cheapest one's time over the original's
-  images=512 held_out=128    images to fit on, and to measure on
+  images=1024 held_out=128   images to fit on, and to measure on
   widths=4 narrowest=0.4 multiple=8 drops=2 resolutions=192,160,128,96 precisions=float,int8        what to try
   align=closed               of pruned widths: none, statistics, closed, blocks
   policy=true policy_epochs=20 profile_seconds=60 batch_sizes=1,4,32 batch_size=8 workers=auto seed=0

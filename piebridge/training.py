@@ -39,7 +39,7 @@ from piebridge.core.step import evaluate
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
-PLAN = ("backend", "proxies", "levels_used", "gate")  # the decisions that run.json reports
+PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
 class RunResult:
@@ -150,7 +150,7 @@ def _run(work, checkpoint, record):
     folder, clock, config = work.folder, work.clock, work.config
     parts = build_parts(work)
     trainable = parts.step.trainable
-    record["results"].update(trainable_parameters=trainable.count(), trainable_share=round(trainable.share(), 8))
+    record["results"].update(trainable_parameters=trainable.count(), trainable_share=trainable.share())
     LOG.info("%s trains %s numbers, %.3g %% of the network, from %s on", config.pet.kind, f"{trainable.count():,}", 100 * trainable.share(),
              "the image" if trainable.tap == INPUT else f"node {trainable.tap}")
     progress, best = Progress(), {}

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up and runs every check: lint, the board's Python, unit and recipe tests. CI runs exactly this.
+# Sets up and runs every check: lint, the board's Python, unit and recipe tests, and tests/legacy where Python 3.6 with torch 1.10 is
+# (PIEBRIDGE_LEGACY_PYTHON=/path/to/python, or pyenv's 3.6.15). CI runs exactly this.
 # Needs: Python 3.10 or newer. Takes: about 10 minutes on two CPU cores, after the downloads.
 # Usage: bash scripts/test.sh [pytest arguments]        for example: bash scripts/test.sh tests/unit -k table
 set -euo pipefail

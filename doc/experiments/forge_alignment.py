@@ -1,8 +1,10 @@
 """What each kind of alignment buys: cosine and relative error at the head's tap of held-out images, and the seconds it takes.
 
-    python doc/experiments/forge_alignment.py [share[@pixels] ...]      default 0.9 0.76 0.6 0.45 0.3 0.6@192 0.6@160 1@160
+    python doc/experiments/forge_alignment.py [DATA [IMAGES [share[@pixels] ...]]]
+                                      default Openclipart 256 0.9 0.76 0.6 0.45 0.3 0.6@192 0.6@160 1@160
 
-EfficientNet-Lite0 with ImageNet weights, Openclipart's training images without labels; a share is of the MACs, by pruning.
+EfficientNet-Lite0 with ImageNet weights, training images without labels: IMAGES of them to fit on, half as many held out. A share is of
+the MACs, by pruning.
 """
 
 import sys
@@ -11,8 +13,9 @@ import time
 import torch
 from features import images, open_part, original
 
+from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.network import GraphNetwork
-from piebridge.forge.alignment import fit_bridge, measure_alignment
+from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.block_regression import RegressionSettings, regress_blocks
 from piebridge.forge.nested_levels import nested_levels
 from piebridge.forge.pruning import prune, tensor_cuts
@@ -20,20 +23,22 @@ from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
 from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
 
-FITTED, HELD_OUT, SCORED = 256, 128, 48
+SCORED = 48  # images
 DEFAULT = ("0.9", "0.76", "0.6", "0.45", "0.3", "0.6@192", "0.6@160", "1@160")
 
 
 class Data:
     """Pairs of batches of the fitted and of the held-out images, at two sizes."""
 
-    def __init__(self, network, pixels):
-        samples = open_part("Openclipart", "train")[:FITTED + HELD_OUT]
-        native = network.description["input_size"][-1]
-        sizes = [images(network, samples, size) for size in ([native] if pixels == native else [native, pixels])]
-        batches = [each.contiguous(memory_format=torch.channels_last).split(32) for each in sizes]
-        pairs = list(zip(batches[0], batches[-1]))
-        self.fitted, self.held_out = pairs[:FITTED // 32], pairs[FITTED // 32:]
+    def __init__(self, network, samples, pixels):
+        native, count = network.description["input_size"][-1], len(samples) * 2 // 3
+        self.fitted, self.held_out = (self._pairs(network, part, {native, pixels}) for part in (samples[:count], samples[count:]))
+
+    @staticmethod
+    def _pairs(network, samples, sizes):
+        at_size = [images(network, samples, size).contiguous(memory_format=torch.channels_last) for size in sorted(sizes, reverse=True)]
+        batches = [each.split(32) for each in at_size]
+        return list(zip(batches[0], batches[-1]))
 
 
 def copy_of(network):
@@ -41,7 +46,9 @@ def copy_of(network):
 
 
 def report(name, network, proxy, data, seconds):
-    bridge, _ = fit_bridge(network, proxy, data.fitted)
+    with torch.no_grad():
+        features = [torch.cat([each.features(pair[place]) for pair in data.fitted]).numpy() for place, each in ((1, proxy), (0, network))]
+    bridge, _ = fit_bridge_map(*features)
     tap = network.description["tap"]
     raw, bridged = (measure_alignment(network, proxy, data.held_out, each)[tap] for each in (None, bridge))
     print(f"{name:42s} cosine {raw['cosine']:.4f} bridged {bridged['cosine']:.4f}   relative error {raw['relative_error']:.4f} "
@@ -54,14 +61,14 @@ def timed(work, *arguments, **options):
     return time.perf_counter() - start
 
 
-def main(*wanted):
-    network = original()
+def main(data="Openclipart", count="256", *wanted):
+    network, samples = original(), open_part(data, "train")[:int(count) * 3 // 2]
     structure = structure_of(network)
     native = structure.input_size[-1]
     scores = None
     for text in wanted or DEFAULT:
         share, _, pixels = text.partition("@")
-        data = Data(network, int(pixels or native))
+        data = Data(network, samples, int(pixels or native))
         if scores is None:
             scores = taylor_scores(network, structure, torch.cat([pair[0] for pair in data.fitted])[:SCORED].split(16))
         kept = nested_levels(structure, scores, 1, float(share))[1].kept if float(share) < 1 else {}

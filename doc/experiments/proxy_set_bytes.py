@@ -1,6 +1,6 @@
 """What a set of pruned proxies costs on disk and in memory, against its original alone; weights and scores are random.
 
-    python doc/experiments/proxy_set_bytes.py [NETWORK [LEVELS [TARGET]]]    default efficientnet_lite0 10 0.3; seconds
+    python doc/experiments/proxy_set_bytes.py [NETWORK [LEVELS [NARROWEST]]]    default efficientnet_lite0 10 0.3; seconds
 """
 
 import sys
@@ -23,17 +23,17 @@ def memory(networks):
     return sum(storages.values())
 
 
-def main(name="efficientnet_lite0", count="10", target="0.3"):
+def main(name="efficientnet_lite0", count="10", narrowest="0.3"):
     network = load_network(name, is_pretrained=False)
     structure = structure_of(network)
     generator = torch.Generator().manual_seed(0)
     scores = {group.name: torch.rand(group.size, generator=generator) for group in structure.groups.values()}
-    levels = nested_levels(structure, scores, int(count), float(target))
+    levels = nested_levels(structure, scores, int(count), float(narrowest))
     order = tensor_cuts(structure, nested_order(structure, levels))
     proxies = [Proxy(f"level_{level.number}", prune(network, level.kept, structure), structure.input_size[1], kept=level.kept,
                      cuts=tensor_cuts(structure, level.kept)) for level in in_nested_order(structure, levels)[1:]]
     alone = memory([network])
-    print(f"{name}, {len(proxies)} levels down to {target} of its MACs; ratios to the original alone")
+    print(f"{name}, {len(proxies)} levels down to {narrowest} of its MACs; ratios to the original alone")
     print(f"memory, each network by itself    {memory([network] + [proxy.network for proxy in proxies]) / alone:.2f}")
     with tempfile.TemporaryDirectory() as folder:
         write_proxy_set(folder, network, proxies, order=order)

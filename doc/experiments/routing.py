@@ -1,12 +1,12 @@
 """What routing earns: a learned policy and a conformal residual predictor, against single levels and against lots at equal cost.
 
-    python doc/experiments/routing.py [DATA [EPOCHS [SEEDS]]]     default Openclipart 20 2; four minutes on two cores
+    python doc/experiments/routing.py [DATA [EPOCHS [SEEDS [IMAGES]]]]     default Openclipart 20 2, all images; four minutes on two cores
 
-Training images only: a share of them fits the bridge maps, one trains the router, the rest is routed. `error` is the mean square of
-the residual at the head's tap; `lots` is the least error that drawing levels by lot has at the same cost (the lower hull of the single
-levels, so no single level is better either); `earned` is the share of that error which the router takes away, its own cost counted,
-and in brackets if it were free. Accuracies are of a head that is trained on the routed features and tested, moved to the original, on
-test images.
+Training images only, IMAGES of them at most: a share fits the bridge maps, one trains the router, the rest is routed. `error` is the
+mean square of the residual at the head's tap; `lots` is the least error that drawing levels by lot has at the same cost (the lower hull
+of the single levels, so no single level is better either); `earned` is the share of that error which the router takes away, its own
+cost counted, and in brackets if it were free. Accuracies are of a head that is trained on the routed features and tested, moved to the
+original, on test images.
 """
 
 import statistics
@@ -118,7 +118,7 @@ class Head(nn.Linear):
 
 def head_accuracy(inputs, labels, test_inputs, test_labels, seed, epochs=12, batch_size=8):
     torch.manual_seed(seed)
-    head = Head(inputs.shape[1], int(test_labels.max()) + 1)
+    head = Head(inputs.shape[1], int(max(labels.max(), test_labels.max())) + 1)
     nn.init.normal_(head.weight, std=0.01)
     nn.init.zeros_(head.bias)
     step = EagerStep(head, SimpleNamespace(kind="adamw", lr=2e-3, weight_decay=0.01, schedule="cosine", label_smoothing=0.1))
@@ -185,9 +185,9 @@ def oracle(ladder):
         ladder.row(f"the true residuals, lambda {weight:g}", np.argmin(ladder.lost + weight * ladder.scores, axis=1), 0.0)
 
 
-def main(data="Openclipart", epochs="20", seeds="2"):
+def main(data="Openclipart", epochs="20", seeds="2", count=None):
     network = original()
-    samples, test = open_part(data, "train"), open_part(data, "test")
+    samples, test = (open_part(data, part)[:count and int(count)] for part in ("train", "test"))
     found, costs = all_levels(network, samples, tuple(sorted({name for names in LADDERS for name in names})))
     tested = torch.from_numpy(features(network, test)), torch.tensor([each.label for each in test])
     torch.set_num_threads(1)  # for networks this small a second thread saves little, and anything else that runs costs it much

@@ -16,7 +16,7 @@ from piebridge.core.progress_bar import progress_bar
 from piebridge.core.sampler import EverySample, OriginalOnly, epoch_batches
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.transforms import Transform
-from piebridge.core.tuning import Tuning
+from piebridge.core.tuning import BODIES, Tuning
 
 STEPS = {"eager": EagerStep, "direct": DirectStep, "fresh_adam": FreshAdamStep}
 
@@ -37,14 +37,16 @@ class Workplace:
     bad_images: Any  # BadImages
 
     def view_seed(self, epoch):
-        """Seed of an epoch's augmented views; None where all epochs show the same view."""
-        return None if self.config.loader.augment == "none" else (self.config.seed, epoch)
+        """Seed of an epoch's augmented views, the same every `cache.views` epochs; None where all epochs show the same view."""
+        views = self.config.cache.views
+        return None if self.config.loader.augment == "none" else (self.config.seed, epoch % views if views else epoch)
 
 
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
     config = work.config
-    tuning = Tuning(work.network, config.pet)
+    # what is trained runs in torch: where the backend is free, with the frozen batch norm folded away
+    tuning = Tuning(work.network, config.pet, config.backend.name if config.backend.name in BODIES else "folded")
     frozen = FrozenPart(work, tuning)
     source, router = frozen.source_and_router()
     gate = config.gate.kind

@@ -1,5 +1,7 @@
 """The closed-form map from a proxy's tap features to the original's."""
 
+import hashlib
+
 import numpy as np
 
 
@@ -17,6 +19,13 @@ class BridgeMap:
         """float32 [N, D] -> float32 [N, D]."""
         centred = features - self.mean_proxy
         return self.mean_original + self.scale * centred + (centred @ self.left) @ self.right
+
+    def fingerprint(self):
+        """sha256 (hex) over its numbers."""
+        digest = hashlib.sha256()
+        for array in (self.scale, self.mean_proxy, self.mean_original, self.left, self.right):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def of_rank(self, rank):
         """The nearest map whose W has at most this rank, by the singular values of W: what a file of a proxy set keeps."""

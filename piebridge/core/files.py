@@ -54,6 +54,12 @@ def expand_user(path):
     return Path(str(path))
 
 
+def user_cache_folder():
+    """`$PIEBRIDGE_CACHE`, or piebridge in `$XDG_CACHE_HOME`, or in ~/.cache: where torch and Hugging Face keep theirs."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(os.environ.get("PIEBRIDGE_CACHE") or os.path.join(base, "piebridge"))
+
+
 def write_json(path, value):
     write_text(path, json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
 

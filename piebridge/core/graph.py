@@ -117,38 +117,41 @@ def before(description, name):
     """The description of what gives node `name`: that is its tap and its output. It has no head."""
     needed = ancestors(description, name)
     return dict(description, tap=name, output=name,
-                nodes=[copy.deepcopy(node) for node in description["nodes"] if node["name"] in needed],
+                nodes=[_read_as(node, {}) for node in description["nodes"] if node["name"] in needed],
                 blocks=[dict(block) for block in description["blocks"] if block["output"] in needed])
 
 
 def after(description, name):
     """The description of what follows node `name`, a cut (see `last_cut`): its input "x" is that node's value."""
     needed = _beyond(description, name)
-    after = dict(description, nodes=[copy.deepcopy(node) for node in description["nodes"] if node["name"] in needed])
+    after = dict(description, nodes=[_read_as(node, {name: INPUT}) for node in description["nodes"] if node["name"] in needed])
     after["blocks"] = [dict(block) for block in description["blocks"]
                        if block["output"] in needed and block["input"] in needed | {name}]
     for holder in [after] + after["blocks"]:
         for key in ("input", "tap"):
             if holder.get(key) == name:
                 holder[key] = INPUT
-    for node in after["nodes"]:
-        node["inputs"] = [INPUT if each == name else each for each in node["inputs"]]
     limit_inplace(after["nodes"])
     return after
 
 
 def insert_after(description, name, nodes):
     """A copy with further nodes right behind node `name`: they may read it, and what read it reads the last of them instead."""
-    description, last = copy.deepcopy(description), nodes[-1]["name"]
-    for node in description["nodes"]:
-        node["inputs"] = [last if each == name else each for each in node["inputs"]]
+    last = nodes[-1]["name"]
+    place = [INPUT, *[node["name"] for node in description["nodes"]]].index(name)
+    known = [_read_as(node, {name: last}) for node in description["nodes"]]
+    description = dict(description, nodes=known[:place] + [_read_as(node, {}) for node in nodes] + known[place:],
+                       blocks=[dict(block) for block in description["blocks"]])
     for holder, key in [(description, "tap")] + [(block, "input") for block in description["blocks"]]:
         if holder[key] == name:
             holder[key] = last
-    place = [INPUT, *[node["name"] for node in description["nodes"]]].index(name)
-    description["nodes"][place:place] = copy.deepcopy(nodes)
     limit_inplace(description["nodes"])
     return description
+
+
+def _read_as(node, names):
+    """A copy of a node, to be changed, that reads what `names` ({node: another}) has in place of what it read."""
+    return dict(node, inputs=[names.get(each, each) for each in node["inputs"]], arguments=dict(node["arguments"]))
 
 
 def _beyond(description, name):

@@ -11,12 +11,11 @@ from piebridge.core import backends
 from piebridge.core.backends import device_profile
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.device import describe_device
-from piebridge.core.errors import UserError
 from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
-from piebridge.core.policy import PolicyRouter
 from piebridge.core.proxies import expected_milliseconds
 from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
+from piebridge.core.set_routers import policy_of, predictor_of, residual_router_of
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
@@ -31,14 +30,16 @@ class Proxies:
     """Bridges and measures the proxies on offer on a few unlabelled training images, and keeps those that pay.
 
     `levels`: the proxies kept, dearest first. `calibration`: the samples used; their features come from the original. `proxy_set`:
-    where they come from, None for proxies made here.
+    where they come from, None for proxies made here. `predictor`: the set's own, where that is to route the samples, else None.
     """
 
     def __init__(self, part):
         self.part, self.work, self.settings = part, part.work, part.config.proxies
         self._kept, self._notes = [], []
+        self._fingerprints = {}  # {offer: its network's}
         self._offers, self.proxy_set = offers(part.config, self.work.network, self.work.fingerprint)
-        self.calibration = part.calibration
+        self.predictor = predictor_of(self.proxy_set, part.config) if self._goes_by_set else None
+        self.calibration = [] if self._goes_by_set else part.calibration
         self.calibration_cache = None
         self._readable = []  # of the calibration images
         self._milliseconds = self.work.decisions.values["backend"].get("milliseconds") or UNMEASURED_MILLISECONDS
@@ -48,7 +49,7 @@ class Proxies:
                 self._consider(offer, is_kept=bool(decided) or self._takes_all)
         decided = self.work.decisions.decide("proxies", lambda: {
             "levels": [level.name for level in self.levels], "reason": "; ".join(self._notes),
-            "predicted_frozen_seconds": round(self._calibration_seconds() + self._seconds(self._kept), 3)})
+            "predicted_frozen_seconds": None if self.predictor else round(self._calibration_seconds() + self._seconds(self._kept), 3)})
         LOG.info("proxies: %s", ", ".join(decided["levels"]) or "none pays here")
         LOG.debug("why: %s", decided["reason"])
 
@@ -57,34 +58,39 @@ class Proxies:
         return [candidate.level for candidate in self._kept]
 
     @property
+    def _goes_by_set(self):
+        """Whether samples are routed by a predictor that a set brings along, so that nothing is calibrated here."""
+        return self.part.config.router.kind == "residual" and self.part.config.router.predictor == "set"
+
+    @property
     def _takes_all(self):
-        """Whether levels are kept whether they pay or not: those that the configuration names, and all that a policy chooses among."""
+        """Whether levels are kept whether they pay or not: those that the configuration names, and all that a set's router knows."""
         kind = self.part.config.router.kind
-        return self.settings.use == "all" or kind in BY_IMAGE or kind.startswith("level:")
+        return self.settings.use == "all" or kind in BY_IMAGE or kind.startswith("level:") or self._goes_by_set
 
     def _needs_original(self, offer):
         """Whether its features are needed: to make the level, for residuals that route samples, or for a map of these images."""
         kind = self.part.config.router.kind
         has_map = self.settings.bridge != "fitted" or (kind.startswith("level:") and offer.bridge is not None)
-        return offer.needs_images or kind in ("residual", "random") or not has_map
+        return self.predictor is None and (offer.needs_images or kind in ("residual", "random") or not has_map)
 
     def _eligible(self):
         """The offers that the router could use."""
         kind, delta = self.part.config.router.kind, self.part.config.router.delta
+        if self.predictor is not None:
+            return self._offers if is_bounded(len(self.predictor.scores), delta) else []
         if kind.startswith("level:"):
             number = min(int(kind[len("level:"):]), len(self._offers))
             return self._offers[number - 1:number] if number else []
         return self._offers if kind in BY_IMAGE or is_bounded(len(self.calibration), delta) else []
 
     def policy(self):
-        """(PolicyRouter, level of `levels` for each of its outputs): one that is not there gives way to the next more faithful one."""
-        if self.proxy_set is None or self.proxy_set.policy is None:
-            where = "proxies that are made on the device have" if self.proxy_set is None else f"proxies.set={self.settings.set}: has"
-            raise UserError(f"router.kind=policy: {where} no policy; give a set that was forged with one, or router.kind=residual")
-        names, numbers = [level.name for level in self.levels], [0]
-        for proxy in self.proxy_set.proxies:
-            numbers.append(names.index(proxy.name) + 1 if proxy.name in names else numbers[-1])
-        return PolicyRouter(self.proxy_set.policy, len(numbers)), np.array(numbers)
+        """See set_routers.policy_of."""
+        return policy_of(self.proxy_set, self.part.config, [level.name for level in self.levels])
+
+    def residual_router(self):
+        """See set_routers.residual_router_of."""
+        return residual_router_of(self.proxy_set, self.predictor, self.part.config, [level.name for level in self.levels])
 
     def accepted(self, number, caches, indices):
         """The samples of `indices` that level `number` may serve; `caches` has their features: {level: cache}, this and cheaper ones."""
@@ -159,8 +165,9 @@ class Proxies:
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
-        level = Level(offer.name, self.part.loader(offer.resolution), segment, self._served_map(offer, None))
-        self._kept = _dearest_first(self._kept + [Candidate(level, None, offer.share * self._milliseconds, 1.0)])
+        served = self._served_map(offer, None)
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, served, identity=self._identity(offer, served))
+        self._kept.append(Candidate(level, None, offer.share * self._milliseconds, 1.0))  # the dearest come first
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
     def _maker(self, offer):
@@ -173,7 +180,15 @@ class Proxies:
         return lambda: network
 
     def _segment(self, offer, make):
-        return self.part.loading.open(lambda: self.part.segment(make(), offer.resolution, offer.precision))
+        """Of the network that `make()` gives, whose fingerprint is noted when it is made for the first time."""
+        def build():
+            network = make()
+            if offer.name not in self._fingerprints:
+                is_original = network is self.work.network
+                self._fingerprints[offer.name] = self.work.fingerprint if is_original else network.fingerprint()
+            return self.part.segment(network, offer.resolution, offer.precision)
+
+        return self.part.loading.open(build)
 
     def _served_map(self, offer, fitted):
         """What a level's features go through: the set's map and the one `fitted` on top of it, the set's alone, or nothing (None)."""
@@ -182,6 +197,9 @@ class Proxies:
         if self.settings.bridge == "set" or fitted is None:
             return offer.bridge
         return fitted if offer.bridge is None else Chain(offer.bridge, fitted)
+
+    def _identity(self, offer, bridge):
+        return {"network": self._fingerprints[offer.name], "precision": offer.precision, "bridge": bridge and bridge.fingerprint()}
 
     def _bridged(self, offer, segment, original):
         """(Level, ResidualRouter, residuals of the calibration images, share of them that the level may serve, ms per image).
@@ -205,7 +223,8 @@ class Proxies:
         cost = self._remembered(offer, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
         predictor, predicted = fit_residual_predictor(features if served is None else served(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
-        return Level(offer.name, loader, segment, served), router, residuals, float((router.levels(predicted) > 0).mean()), cost
+        level = Level(offer.name, loader, segment, served, identity=self._identity(offer, served))
+        return level, router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, offer, milliseconds):
         """The level's cost as this device measured it first, so that another run decides alike."""
@@ -220,7 +239,7 @@ class Proxies:
 
     def _original_features(self):
         if self.calibration_cache is None:
-            self.calibration_cache = self.part.filled(self.part.original, "calibration", self.calibration)
+            self.calibration_cache = self.part.filled(self.part.original, self.calibration)
             self._readable = self.calibration_cache.present()
         return self.calibration_cache.read(self._readable)
 
@@ -248,6 +267,9 @@ class Chain:
         for each in self._maps:
             features = each(features)
         return features
+
+    def fingerprint(self):
+        return [each.fingerprint() for each in self._maps]
 
 
 def _dearest_first(candidates):

@@ -7,8 +7,6 @@ into /dev/shm, which is where loaders hang on small boards.
 import collections
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from piebridge.core.images import MAX_MEGAPIXELS, BadImage, load_image, silence_pillow
 from piebridge.core.workers import resolve_workers
 
@@ -35,6 +33,10 @@ class ImageLoader:
         self.max_megapixels = max_megapixels
         self.on_bad = on_bad
         self._minimum_side = max(each.minimum_side for each in self.transforms)
+
+    def with_transform(self, transform):
+        """The same samples and settings with another transform."""
+        return ImageLoader(self.samples, transform, self.workers, self.max_megapixels, self.on_bad)
 
     def batches(self, index_lists, view_seed=None):
         """Yield (indices, images) per list of indices; images is float32 [B, 3, S, S], or a list of such, one per transform.
@@ -80,7 +82,7 @@ class ImageLoader:
 
     def _new_batch(self, indices):
         indices = [int(index) for index in indices]
-        return indices, [torch.empty(len(indices), 3, each.size, each.size) for each in self.transforms]
+        return indices, [each.empty(len(indices)) for each in self.transforms]
 
     def _fill(self, images, slot, index, view_seed):
         """Decode one sample straight into its place in the batch: nothing is stacked or copied. Returns what went wrong, or None."""

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from piebridge.core.errors import UserError
-from piebridge.core.network_file import check_runs, load_network_file
 
 
 class PolicyRouter:
@@ -44,13 +43,3 @@ class PolicyRouter:
         if not bool(torch.isfinite(logits).all()):
             raise UserError(f"policy {self.network.description['name']}: gives values that are not finite; is its file whole?")
         return logits
-
-
-def load_policy(path, level_count):
-    """The PolicyRouter of a network file. UserError names the file where it is none, does not run, or is for other levels."""
-    network = load_network_file(path)
-    check_runs(network, path)
-    try:
-        return PolicyRouter(network, level_count)
-    except UserError as problem:
-        raise UserError(f"{path}: {problem}") from None

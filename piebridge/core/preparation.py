@@ -12,35 +12,39 @@ import numpy as np
 from piebridge.core import backends
 from piebridge.core.as_released import NoisyPolicy
 from piebridge.core.bad_images import NOTHING_READABLE
-from piebridge.core.cache import FeatureCache, GatheredFeatures
 from piebridge.core.errors import UserError
+from piebridge.core.feature_augmentation import feature_augmentation
 from piebridge.core.graph import INPUT
 from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
-from piebridge.core.sources import CachedSource, Level, LevelSource, fill_cache
+from piebridge.core.row_codec import RowCodec
+from piebridge.core.run_cache import RunCache
+from piebridge.core.sources import CachedSource, Level, LevelSource
 from piebridge.core.trained_levels import TrainedLevels
 from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 POLICY_BATCH = 32  # images that a policy looks at together
-FLOAT_BYTES = 4
+PREDICTED_ROWS = 512  # features that a predictor reads together
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
 def caches_features(config, tuning):
     """Whether a cache of what is at the tap is on; UserError where there is nothing to keep.
 
-    `auto` takes it where it is exact, one view of each sample, and a sample takes no more bytes than its decoded image.
+    `auto` takes it where it is exact, a stated number of views of each sample, and a row takes no more bytes than a decoded image.
     """
     if config.cache.kind == "features" and tuning.tap == INPUT:
         raise UserError(f"cache.kind=features: pet.kind={config.pet.kind} trains from the image on, there are no frozen features to keep; "
                         "use cache.kind=none, or pet.blocks=last:N")
-    if config.cache.kind != "auto" or tuning.tap == INPUT or config.loader.augment != "none":
+    is_fresh = config.loader.augment != "none" and not config.cache.views
+    if config.cache.kind != "auto" or tuning.tap == INPUT or is_fresh:
         return config.cache.kind == "features"
-    return FLOAT_BYTES * int(np.prod(tuning.tap_shape())) <= int(np.prod(tuning.network.description["input_size"]))
+    row_bytes = RowCodec(config.cache.dtype, tuning.tap_shape()).row_bytes
+    return row_bytes <= int(np.prod(tuning.network.description["input_size"]))
 
 
 class FrozenPart:
@@ -64,6 +68,8 @@ class FrozenPart:
         is_useful = self.is_at_head or not self.is_cached  # an exact cache of anything else leaves proxies nothing to save
         self.uses_proxies = has_proxies and is_useful and self.config.router.kind != "none"
         self.calibration = self._choose_calibration() if self.uses_proxies else []
+        self._shape = None  # of one sample's value at the tap
+        self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
         self.loading = Resident()
         self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
 
@@ -72,7 +78,7 @@ class FrozenPart:
         if self.uses_proxies and not self.is_at_head:
             levels, routing = TrainedLevels(self).levels_and_routing()
             return self._streamed(levels, routing)
-        work, everyone = self.work, list(range(self.count))
+        everyone = list(range(self.count))
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
         if proxies and not proxies.levels and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
@@ -81,30 +87,43 @@ class FrozenPart:
         if proxies and proxies.levels:
             routing, caches = self._routed(levels, proxies)
         elif self.is_cached:
-            routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, "original", everyone), everyone)]
+            routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, everyone), everyone)]
         else:
             routing, caches = np.zeros(self.count, dtype=int), []
         used = {level.name: int((routing == number).sum()) for number, level in enumerate(levels)}
         self.decisions.decide("levels_used", lambda: used)
         if self.is_cached:
-            with work.clock.phase("cache"):
-                served = [(cache, sorted(set(cache.present()) & set(indices))) for cache, indices in caches]
-                usable = sorted(index for _, indices in served for index in indices)
-                features = GatheredFeatures(work.folder.cache_folder / "gathered.f32", self.count, self._width(), served)
-            if not usable:
-                raise UserError(NOTHING_READABLE)
-            shape = None if self.is_at_head else self.tuning.tap_shape()
-            return CachedSource(features, usable, work.device, work.clock, shape), FixedRouter(routing)
+            return self._cached_source(levels, routing, caches), FixedRouter(routing)
         return self._streamed(levels, routing)
 
     def _streamed(self, levels, routing):
         work = self.work
+        if self.config.cache.kind == "pixels":
+            for level in levels:
+                level.loader = self.rows.pixel_loader(level.loader)
+        self.rows.report()
         source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock, self.loading)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
 
-    def _width(self):
-        """Numbers at the tap for one sample."""
-        return int(np.prod(self.tuning.tap_shape()))
+    def _cached_source(self, levels, routing, caches):
+        """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""
+        work, settings = self.work, self.config.cache
+        views = [caches] + [self._by_level(levels, routing, view) for view in range(1, settings.views)]
+        with work.clock.phase("cache"):
+            tables = [self.rows.table(served) for served in views]
+            usable = sorted(set(tables[0].usable).intersection(*[table.usable for table in tables[1:]]))
+            self.rows.report()
+        if not usable:
+            raise UserError(NOTHING_READABLE)
+        labels = [sample.label for sample in work.dataset.train]
+        augment = feature_augmentation(settings.augment, settings.augment_strength, self.config.seed, labels)
+        # a linear layer on a few rows is over before a second thread has woken up
+        return CachedSource(tables, usable, work.device, work.clock, augment, threads=1 if self.is_at_head else None)
+
+    def _by_level(self, levels, routing, view):
+        """[(FeatureCache of a view, the samples that it serves)], a level each."""
+        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
+        return [(self.filled(level, indices, view), indices) for level, indices in served if indices]
 
     def loader(self, size):
         """Training images at `size`, or at each of a list of sizes."""
@@ -170,18 +189,23 @@ class FrozenPart:
 
     def _routed(self, levels, proxies):
         """The level of every sample [samples], and a list of (cache, samples that it serves)."""
-        kind = self.config.router.kind
-        if kind in ("residual", "random"):
+        kind, filled = self.config.router.kind, {}
+        if proxies.predictor is not None:
+            routing, filled[len(levels) - 1] = self._by_prediction(levels[-1], proxies.residual_router())
+        elif kind in ("residual", "random"):
             return self._cascade(levels, proxies)
-        if kind in ("policy", "shuffled"):
+        elif kind in ("policy", "shuffled"):
             with self.work.clock.phase("proxies"):
                 routing = self.by_policy(*proxies.policy())
         else:
             routing = np.full(self.count, 0 if kind == "importance" else 1, dtype=np.int64)
         if not self.is_cached:
             return routing, []
-        served = [(level, np.flatnonzero(routing == number).tolist()) for number, level in enumerate(levels)]
-        return routing, [(self.filled(level, level.name, indices), indices) for level, indices in served if indices]
+        served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
+        for number, indices in served.items():
+            if indices and number not in filled:
+                filled[number] = self.filled(levels[number], indices)
+        return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
     def by_policy(self, policy, numbers):
         """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output.
@@ -202,6 +226,16 @@ class FrozenPart:
                 routing[indices] = numbers[policy(images, indices)]
         return routing
 
+    def _by_prediction(self, cheapest, router):
+        """(level of each sample [samples] by its features through the cheapest level, the cache of these)."""
+        cache, routing = self.filled(cheapest, list(range(self.count))), np.zeros(self.count, dtype=np.int64)
+        with self.work.clock.phase("proxies"):
+            present = cache.present()
+            for start in range(0, len(present), PREDICTED_ROWS):
+                piece = present[start:start + PREDICTED_ROWS]
+                routing[piece] = router(cache.read(piece))
+        return routing, cache
+
     def _cascade(self, levels, proxies):
         """Route every sample to the cheapest level whose residual is bounded by the tolerance: (routing, caches).
 
@@ -214,23 +248,19 @@ class FrozenPart:
         pending = [index for index in range(self.count) if index not in calibration]
         for number in range(len(levels) - 1, 0, -1):
             level = levels[number]
-            filled[number] = self.filled(level, level.name, pending)
+            filled[number] = self.filled(level, pending)
             accepted = self.decisions.decide(f"served by {level.name}", functools.partial(
                 proxies.accepted, number, filled, filled[number].present()))
             routing[accepted] = number
             caches.append((filled[number], accepted))
             pending = sorted(set(pending) - set(accepted))
         if self.is_cached:
-            caches.append((self.filled(self.original, "original", pending), pending))
+            caches.append((self.filled(self.original, pending), pending))
         return routing, caches
 
-    def filled(self, level, name, indices):
-        work = self.work
-        return fill_cache(self.cache(name, indices), level, work.view_seed(0), work.clock, work.interrupt, self.decisions.save)
-
-    def cache(self, name, indices):
-        work = self.work
-        transform = Transform.for_network(work.network.description, augment=self.config.loader.augment)
-        key = {"network": work.fingerprint, "tap": self.tuning.tap, "data": work.dataset.fingerprint, "level": name,
-               "transform": transform.as_dict(), "view": work.view_seed(0), "backend": self.decisions.values["backend"]["backend"]}
-        return FeatureCache(work.folder.cache_folder / name, key, indices, self._width(), self.batch_size)
+    def filled(self, level, indices, view=0):
+        """The FeatureCache of samples (list of int) through a Level, with everything computed that it lacked."""
+        if self._shape is None:  # found by a forward
+            self._shape = self.tuning.tap_shape()
+        return self.rows.features(level, indices, view, self.batch_size, self._shape, self.tuning.tap,
+                                  self.decisions.values["backend"]["backend"])

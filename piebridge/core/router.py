@@ -98,6 +98,10 @@ class ResidualPredictor:
         """float [N, D] -> predicted relative residuals, float64 [N, L]: as often too large as too small."""
         return np.exp(self.offsets + (_directions(features) - self.mean) @ self.weights)
 
+    def of_levels(self, places):
+        """The same for some of its levels (list of positions). Scores are the largest over all, so its bounds hold as well."""
+        return ResidualPredictor(self.mean, self.weights[:, places], self.offsets[places], self.spreads[places], self.scores)
+
     def bound(self, predicted, delta):
         """Predicted residuals [N, L] -> upper bounds [N, L], infinite where the calibration images are too few for this delta.
 

@@ -17,11 +17,13 @@ class Level:
 
     loader: ImageLoader at the level's resolution; segment: images [N, 3, S, S] -> value [N, ...] at the tap that the trainable part
     starts from, None where that is the images themselves; bridge: features -> features in the original's latent space, or None
-    where they are in it; number: the trainable part's level that goes on from there.
+    where they are in it; number: the trainable part's level that goes on from there; identity: JSON, what decides the values beside
+    the original network and the loader's transform.
     """
 
-    def __init__(self, name, loader, segment, bridge=None, number=0):
+    def __init__(self, name, loader, segment, bridge=None, number=0, identity=None):
         self.name, self.loader, self.segment, self.bridge, self.number = name, loader, segment, bridge, number
+        self.identity = identity
 
     def features(self, images):
         """float32 [N, 3, S, S] -> float32 [N, ...], on the CPU where there is a segment."""
@@ -57,45 +59,55 @@ class LevelSource:
 
 
 class CachedSource:
-    """Features of one view of each sample, computed once; a cached feature costs nothing, so levels never change the batches."""
+    """Rows of one or more views of each sample, computed once; a cached row costs nothing, so levels never change the batches.
+
+    views: a RowTable for each view; epoch e reads view e modulo their number. augment: (rows, indices, epoch, view) -> rows, or None.
+    """
 
     needs_level_batches = False
 
-    def __init__(self, features, usable, device, clock, shape=None):
-        """shape: of one sample's value, where that is no vector."""
-        self.usable = usable
-        self.threads = 1 if shape is None else None  # a linear layer on a few rows is over before a second thread has woken up
-        self._features, self._device, self._clock, self._shape = features, device, clock, shape
+    def __init__(self, views, usable, device, clock, augment=None, threads=1):
+        self.usable, self.threads = usable, threads
+        self._views, self._device, self._clock, self._augment = views, device, clock, augment
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, values float32 [B, D] or [B, *shape], 0)."""
+        """Yield (indices, rows float32 [B, ...], 0)."""
+        view = self._views[epoch % len(self._views)]
         for indices in batches:
             with self._clock.phase("cache"):
-                values = torch.from_numpy(self._features.read(indices)).to(self._device)
-                values = values if self._shape is None else values.view((len(indices),) + self._shape)
-            yield indices, values, 0
+                rows = view.read(indices)
+                if self._augment is not None:
+                    rows = self._augment(rows, indices, epoch, view)
+                rows = torch.from_numpy(rows).to(self._device)
+            yield indices, rows, 0
 
 
 def fill_cache(cache, level, view_seed, clock, interrupt, save=lambda: None):
-    """Compute the chunks that `cache` lacks through `level`, calling `save` about once a second; returns the cache."""
+    """Compute the rows that `cache` lacks through `level`, calling `save` about once a second; returns the cache."""
     with clock.phase("cache"):
-        missing = cache.missing_chunks()
-    total = sum(len(cache.chunks[number]) for number in missing)
-    bar = progress_bar(total=total, desc=f"features ({level.name})", unit="image")
+        missing = [cache.missing(number) for number in cache.missing_chunks()]
+        cache.reserve()
+    bar = progress_bar(total=sum(len(indices) for indices in missing), desc=f"rows ({level.name})", unit="image")
     saved = time.monotonic()
-    with bar, contextlib.closing(level.loader.batches([cache.chunks[number] for number in missing], view_seed)) as batches:
-        for number, (indices, images) in zip(missing, timed(batches, clock)):
-            with clock.phase("frozen"):
-                features = level.features(images).flatten(1).cpu().numpy() if indices else np.zeros((0, cache.width), np.float32)
-            if not np.isfinite(features).all():
-                raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
+    with bar, contextlib.closing(level.loader.batches(missing, view_seed)) as batches:
+        for indices, images in timed(batches, clock):
+            if indices:
+                with clock.phase("frozen"):
+                    rows = level.features(images).cpu().numpy()
+                if not np.isfinite(rows).all():
+                    raise RunFailed(f"{level.name} gives features that are not finite; is the network file whole?")
+                with clock.phase("cache"):
+                    cache.write(indices, rows)
             with clock.phase("cache"):
-                cache.write(number, indices, features)
                 if time.monotonic() - saved > 1 or interrupt.signal_name:
                     save()
                     saved = time.monotonic()
             bar.update(len(indices))
             interrupt.check()
+    with clock.phase("cache"):
+        cache.close()
+    for _ in timed(level.loader.batches([[index] for index in cache.untried()], view_seed), clock):
+        pass  # the same content could not be read under another name; each name is reported
     return cache
 
 

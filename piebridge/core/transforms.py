@@ -85,13 +85,22 @@ class Transform:
         self.write(image, output.numpy(), view_seed)
         return output
 
+    def empty(self, count):
+        """A batch that `write` fills: float32 [count, 3, size, size]."""
+        return torch.empty(count, 3, self.size, self.size)
+
     def write(self, image, output, view_seed=None):
         """Like the call, into `output`: a float32 numpy array [3, size, size], such as a slot of a batch."""
+        self.normalise(self.pixels(image, view_seed), output)
+
+    def pixels(self, image, view_seed=None):
+        """The view before it is normalised: uint8 [size, size, 3]."""
         box, is_flipped = self.view(image.size, view_seed)
-        resized = image.resize((self.size, self.size), INTERPOLATIONS[self.interpolation], box=box)
-        pixels = np.asarray(resized)  # [size, size, 3] uint8
-        if is_flipped:
-            pixels = pixels[:, ::-1]
+        pixels = np.asarray(image.resize((self.size, self.size), INTERPOLATIONS[self.interpolation], box=box))
+        return pixels[:, ::-1] if is_flipped else pixels
+
+    def normalise(self, pixels, output):
+        """uint8 [size, size, 3] into `output`, float32 [3, size, size]."""
         # numpy, not torch: one call of torch may start a team of threads, in each of the loader's threads
         np.copyto(output, pixels.transpose(2, 0, 1))
         np.multiply(output, self._factor, out=output)

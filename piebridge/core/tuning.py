@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from piebridge.core import graph
+from piebridge.core.backends.folding import folded
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.pet import structure_of
 from piebridge.core.pet_lora import factor_cuts, merged, put_lora
@@ -13,7 +14,8 @@ from piebridge.core.slices import cut
 
 
 class Tuning:
-    """network: GraphNetwork with a fresh head, on its device. settings: the section `pet` of a configuration.
+    """network: GraphNetwork with a fresh head, on its device. settings: the section `pet` of a configuration. body: how what lies above the
+    tap computes, a key of BODIES; the same function but for rounding.
 
     Attributes: network, the whole network as it is trained, which shares the given one's tensors: with adapters among its nodes, LoRA in
     its targets' places; tap, the node whose value [B, ...] the trainable part starts from, the last that no trained tensor lies
@@ -21,7 +23,7 @@ class Tuning:
     UserError where the settings do not fit the network.
     """
 
-    def __init__(self, network, settings):
+    def __init__(self, network, settings, body="eager"):
         network.requires_grad_(False).eval()  # frozen batch norm uses its running statistics
         self.training = True
         self._original, self._structure = network, structure_of(network, settings)
@@ -30,7 +32,8 @@ class Tuning:
         description = self._structure.edit(network.description)
         is_plain = description is network.description and not self._structure.factors
         self.network = network if is_plain else _built(description, self._tensors, self._structure)
-        self._levels = [_Level(description, self._tensors, {}, self._trained, self._structure, self.network).train(True)]
+        self._body = BODIES[body] if not self._structure.moves_statistics else None
+        self._levels = [_Level(description, self._tensors, {}, self._trained, self._structure, self._body, self.network).train(True)]
         self.tap = self._levels[0].tap
 
     @property
@@ -85,7 +88,7 @@ class Tuning:
         head = graph.nodes_by_name(own)[own["output"]]
         graph.nodes_by_name(description)[description["output"]].update(arguments=dict(head["arguments"]))
         tensors = dict(self._renamed(_named_tensors(network)), **self._trained)
-        level = _Level(self._structure.edit(description), tensors, self._renamed(cuts or {}), self._trained, self._structure)
+        level = _Level(self._structure.edit(description), tensors, self._renamed(cuts or {}), self._trained, self._structure, self._body)
         self._levels.append(level.train(self.training))
         return len(self._levels) - 1
 
@@ -128,24 +131,34 @@ class _Level:
     """One network, in two: frozen up to its tap, from there on trained.
 
     tensors: {key: tensor} of the whole network; of those in `trained` that `cuts` cuts, a part is taken at each call. whole: the
-    network itself where it is there already.
+    network itself where it is there already. body: (description, tensors, names of trained nodes) -> (description, tensors) that compute
+    the same faster, or None.
     """
 
-    def __init__(self, description, tensors, cuts, trained, structure, whole=None):
-        self.tap = graph.last_cut(description, _trained_nodes(description, trained))
+    def __init__(self, description, tensors, cuts, trained, structure, body, whole=None):
+        trained_nodes = _trained_nodes(description, trained)
+        self.tap = _tap(description, trained_nodes)
+        self._is_channels_last = body is not None
         self._moves_statistics = structure.moves_statistics
         self._description, self._tensors, self._whole = description, tensors, whole
         cuts = {key: slices for key, slices in dict(cuts, **factor_cuts(cuts, structure.factors)).items() if key in trained}
         parts = {key: nn.Parameter(cut(trained[key].detach(), slices)) for key, slices in cuts.items()}
-        if self.tap == graph.INPUT and whole is not None:
+        if self.tap == graph.INPUT and whole is not None and body is None:
             self._tail = whole
         else:
-            self._tail = _built(graph.after(description, self.tap), dict(tensors, **parts), structure)
+            tail, tensors = graph.after(description, self.tap), dict(tensors, **parts)
+            if body is not None:
+                tail, tensors = body(tail, tensors, trained_nodes)
+                tensors = {key: tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach(), requires_grad=False)
+                           for key, tensor in tensors.items()}
+            self._tail = _built(tail, tensors, structure)
         self._cut = [(*place, trained[key], cuts[key]) for key, place in _places(self._tail, parts).items()]
 
     def __call__(self, inputs):
         for holder, name, whole, slices in self._cut:
             holder._parameters[name] = cut(whole, slices)
+        if self._is_channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self._tail(inputs)
 
     def train(self, mode):
@@ -161,6 +174,29 @@ class _Level:
             return self._whole
         description = graph.before(self._description, self.tap)
         return GraphNetwork(description, {key: self._tensors[key] for key in expected_shapes(description)}).eval()
+
+
+def _tap(description, trained_nodes):
+    """The last cut that no trained tensor lies before; "x" where there is none, or nothing frozen before it but padding of the image."""
+    tap = graph.last_cut(description, trained_nodes)
+    return tap if expected_shapes(graph.before(description, tap)) else graph.INPUT
+
+
+def _channels_last(description, tensors, trained_nodes):
+    """The frozen convolutions' weights in the format that CPUs and tensor cores compute in."""
+    trained = {node.get("module") or node.get("parameter") for node in description["nodes"] if node["name"] in trained_nodes}
+    return description, {key: tensor.contiguous(memory_format=torch.channels_last)
+                         if tensor.dim() == 4 and key.rpartition(".")[0] not in trained and key not in trained else tensor
+                         for key, tensor in tensors.items()}
+
+
+def _folded(description, tensors, trained_nodes):
+    """Frozen batch norm in the convolutions before it, and channels last."""
+    description, changed = folded(description, tensors, left=trained_nodes)
+    return _channels_last(description, dict(tensors, **changed), trained_nodes)  # LoRA's tensors are in no description
+
+
+BODIES = {"eager": None, "channels_last": _channels_last, "folded": _folded}
 
 
 def _built(description, tensors, structure):

@@ -10,9 +10,9 @@ from piebridge.forge.build import forge
 from piebridge.forge.nested_levels import nested_levels
 from piebridge.forge.pruning import prune, tensor_cuts
 from piebridge.forge.reconstruction import reconstruct
-from piebridge.forge.reordering import in_nested_order, nested_order, reorder
+from piebridge.forge.reordering import in_nested_order, nested_order
 from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
 
 __all__ = ["forge", "in_nested_order", "measure_alignment", "nested_levels", "nested_order", "prune", "reconstruct", "regress_blocks",
-           "reorder", "structure_of", "taylor_scores", "tensor_cuts"]
+           "structure_of", "taylor_scores", "tensor_cuts"]

@@ -1,9 +1,8 @@
-"""How near a proxy's features are to the original's, and the bridge map at the head's tap."""
+"""How near a proxy's features are to the original's, tap by tap."""
 
 import numpy as np
 import torch
 
-from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.errors import UserError
 from piebridge.forge.segments import common_taps, device_of
 
@@ -35,16 +34,6 @@ def measure_alignment(original, proxy_network, pairs, bridge=None):
     if not count:
         raise UserError(f"network {proxy_network.description['name']}: alignment is measured on images, and there are none")
     return {tap: {"cosine": cosines[tap] / count, "relative_error": errors[tap] / count} for tap in cosines}
-
-
-def fit_bridge(original, proxy_network, pairs):
-    """(BridgeMap, residuals [N]) at the head's tap, see core/bridge_map.py; pairs as for `measure_alignment`."""
-    with torch.no_grad():
-        features = [(proxy_network.features(proxy_images).cpu().numpy(), original.features(images).cpu().numpy())
-                    for images, proxy_images in pairs]
-    if not features:
-        raise UserError(f"network {proxy_network.description['name']}: a bridge map is fitted on images, and there are none")
-    return fit_bridge_map(*[np.concatenate(each) for each in zip(*features)])
 
 
 def as_vectors(found, wanted):

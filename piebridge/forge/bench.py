@@ -20,7 +20,7 @@ class Trial:
     """A network tried out. milliseconds: median of one image's forward; iqr: its interquartile range; repeats: calls that were timed.
 
     before, after the bridge map, on held-out images: (mean relative error, mean cosine). fitted: features of the images that the map
-    was fitted on [N,D], before it; held_out: of the others [M,D], after it.
+    was fitted on [N,D]; held_out: of the others [M,D]; bridged: the latter after the map.
     """
 
     milliseconds: float
@@ -31,6 +31,7 @@ class Trial:
     bridge: object
     fitted: np.ndarray
     held_out: np.ndarray
+    bridged: np.ndarray
 
 
 class Bench:
@@ -49,7 +50,7 @@ class Bench:
             raise UserError(f"network {name}: its features are not finite; is the file whole?")
         if float(fitted.std(0).max()) <= 1e-6 * float(np.abs(fitted).max()):
             raise UserError(f"network {name}: gives the same features for all images; is it trained, are they alike?")
-        self.original = Trial(*times, (0.0, 1.0), (0.0, 1.0), None, fitted, held_out)
+        self.original = Trial(*times, (0.0, 1.0), (0.0, 1.0), None, fitted, held_out, held_out)
         LOG.info("the original runs on %s, %.3g ms per image", self.backend, times[0])
 
     def try_out(self, network, resolution, precision):
@@ -61,10 +62,19 @@ class Bench:
             return str(reason).splitlines()[0]
         if not (np.isfinite(fitted).all() and np.isfinite(held_out).all()):
             return "its features are not finite"
+        return self.judge(times, fitted, held_out)
+
+    def judge(self, times, fitted, held_out):
+        """The Trial of a network's features of the fitted [N,D] and the held-out [M,D] images; times: (milliseconds, iqr, repeats)."""
         bridge = fit_bridge_map(fitted, self.original.fitted)[0].of_rank(BRIDGE_RANK)
-        moved = bridge(held_out)
-        return Trial(*times, alignment(held_out, self.original.held_out), alignment(moved, self.original.held_out), bridge,
-                     fitted, moved)
+        bridged, wanted = bridge(held_out), self.original.held_out
+        return Trial(*times, alignment(held_out, wanted), alignment(bridged, wanted), bridge, fitted, held_out, bridged)
+
+    def alignment_of(self, network, resolution, precision):
+        """(mean relative error, mean cosine) of a network's features as they are, without a map, on the held-out images."""
+        segment = backends.build_segment(self.backend_of(precision), network, resolution, self.batch_size)
+        batches = self.images.batches(self.images.held_out, resolution, self.batch_size)
+        return alignment(np.concatenate([segment(batch).numpy() for batch in batches]), self.original.held_out)
 
     def backend_of(self, precision):
         """Name of the backend that runs networks at a precision; Unsupported where there is none."""

@@ -72,7 +72,7 @@ def _regress(stretch, settings, number, on_step):
     count = len(stretch.inputs)
     training = count - max(1, round(count * settings.held_out))
     held_out = [slice(start, min(start + BATCH, count)) for start in range(training, count, BATCH)]
-    parameters = [parameter for parameter in stretch.proxy.parameters()]
+    parameters = list(stretch.proxy.parameters())
     unit = _mean_square(stretch, held_out)
     before = _held_out_loss(stretch, held_out, unit)
     best = (before, 0, _copies(parameters))

@@ -1,7 +1,7 @@
 """From an original and unlabelled images to a proxy set: the order of the work, and what of it outlives an interruption.
 
-Finished pieces lie in `OUT.work`; the same command on the same network and images goes on from them. The set appears whole, at the
-end, and the work folder goes.
+Finished pieces lie in `OUT.work`; the same command on the same network and images goes on from them, also where it asks for other
+levels. The set appears whole, at the end, and the work folder goes.
 """
 
 import dataclasses
@@ -25,26 +25,31 @@ from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
 from piebridge.core.router import fit_residual_predictor, relative_residuals
 from piebridge.forge.alignment import measure_alignment
-from piebridge.forge.bench import Bench, Trial, cross_fitted
-from piebridge.forge.block_regression import regress_blocks
+from piebridge.forge.bench import Bench, cross_fitted
+from piebridge.forge.block_regression import RegressionSettings, regress_blocks
 from piebridge.forge.dropping import drop_order, recover
 from piebridge.forge.images import ForgeImages
 from piebridge.forge.nested_levels import nested_levels
-from piebridge.forge.pareto import Point, candidates, deviation_of_median, even_steps, pareto_front
+from piebridge.forge.pareto import Candidate, candidates, dominates, even_steps, float_of
 from piebridge.forge.policy_network import make_policy
 from piebridge.forge.policy_training import PolicySettings, train_policy
 from piebridge.forge.pruning import prune, tensor_cuts
 from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
 from piebridge.forge.reordering import in_nested_order, nested_order
+from piebridge.forge.ridge import PENALTIES
 from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
+from piebridge.forge.trials import Trials
 
 LOG = logging.getLogger(__name__)
 SCORED_IMAGES = 100  # as in the paper
+ALIGNED_IMAGES = 512  # that pruned widths are aligned on; more give nothing more (doc/LOG.md)
 DROPPING_IMAGES = 64
 TAP_IMAGES = 64  # of the held-out ones, for the alignment at every tap
 RESOLUTION_SHARES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)
 WIDTH_FILE = "width_{:02d}.safetensors"
+# settings that finished pieces do not depend on: of what comes after them (the policy's checkpoint has a key of its own), or of speed
+WITHOUT_EFFECT = ("levels", "least", "policy", "policy_epochs", "profile_seconds", "batch_sizes", "workers", "overwrite")
 
 
 def forge(original, images, out, settings):
@@ -77,12 +82,12 @@ class Build:
     def run(self):
         """Make the set; returns its folder. What is wrong with the input is found before anything is written."""
         settings = self.settings
+        self.images.hold(self.native)
         self.bench = Bench(self.images, self.original, settings.batch_size)
         self._open_work()
         self.widths = self._pruned_widths()
         self.drops = self._blocks_to_drop()
-        chosen = self._choose(self._try_all())
-        trials = [self._trial(candidate) for candidate in progress_bar(chosen, desc="bridge maps", unit="level")]
+        chosen, trials = self._choose()
         bar = progress_bar(trials, desc="alignment", unit="level")
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
         # as an image that no map has seen: on those that it was fitted on, a cheap level looks better than it is
@@ -96,8 +101,7 @@ class Build:
         return self.out
 
     def _open_work(self):
-        settings = {name: value for name, value in dataclasses.asdict(self.settings).items()
-                    if name not in ("overwrite", "profile_seconds", "batch_sizes")}
+        settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in WITHOUT_EFFECT}
         key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
         found = read_json(self.work / "key.json")
         if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
@@ -128,13 +132,15 @@ class Build:
         if path.is_file():
             return load_network_file(path)
         proxy, settings = prune(self.original, level.kept, self.structure), self.settings
-        pairs = functools.partial(self._pairs, self.images.fitted, self.native)
+        pairs = functools.partial(self._pairs, self.images.fitted[:ALIGNED_IMAGES], self.native)
         LOG.info("aligning the width of %.0f %% of the MACs", 100 * level.macs / self.structure.macs)
         if settings.align != "none":
-            reconstruct(self.original, proxy, pairs(), ReconstructionSettings(seed=settings.seed), tensor_cuts(self.structure, level.kept),
-                        self.work, self.interrupt.check)
+            penalties = () if settings.align == "statistics" else PENALTIES
+            reconstruct(self.original, proxy, pairs(), ReconstructionSettings(penalties=penalties, seed=settings.seed),
+                        tensor_cuts(self.structure, level.kept), self.work, self.interrupt.check)
         if settings.align == "blocks":
-            regress_blocks(self.original, proxy, pairs(), None, self.work / path.stem, self.work, self.interrupt.check)
+            regress_blocks(self.original, proxy, pairs(), RegressionSettings(seed=settings.seed), self.work / path.stem, self.work,
+                           self.interrupt.check)
         save_network(proxy, path)
         return proxy
 
@@ -162,46 +168,41 @@ class Build:
             self.networks[candidate.width, blocks] = recover(whole, list(blocks), images).network if blocks else whole
         return self.networks[candidate.width, blocks]
 
-    def _trial(self, candidate):
-        self.interrupt.check()
-        return self.bench.try_out(self._network(candidate), candidate.resolution, candidate.precision)
-
-    def _try_all(self):
-        """[(candidate, milliseconds, iqr, repeats, error)] of every candidate that runs."""
-        settings, path = self.settings, self.work / "trials.json"
+    def _choose(self):
+        """(candidates, their Trials) of the levels that the set is to have, dearest first: all are tried, and the front is kept."""
+        settings, trials = self.settings, Trials(self.work, self.bench)
         sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
-        found, results = read_json(path) or {}, []
         every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
+        # images of each size are decoded once; int8 goes first, see _is_hopeless
+        every.sort(key=lambda candidate: (-candidate.resolution, candidate.precision != "int8"))
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):
-            if candidate.name not in found:
-                trial = self._trial(candidate)
-                is_run = isinstance(trial, Trial)
-                found[candidate.name] = [trial.milliseconds, trial.iqr, trial.repeats, trial.after[0]] if is_run else trial
-                write_json(path, found)
-            result = found[candidate.name]
-            if isinstance(result, str):
-                LOG.info("%s left out: %s", candidate.name, result)
-            else:
-                results.append((candidate, *result))
-        return results
+            self.interrupt.check()
+            if candidate.name not in trials and not self._is_hopeless(candidate, trials):
+                self.images.hold(candidate.resolution)
+                trials.add(candidate.name, self.bench.try_out(self._network(candidate), candidate.resolution, candidate.precision))
+        points = even_steps(trials.front(), settings.levels, settings.least)
+        by_name = {candidate.name: candidate for candidate in every}
+        return [by_name[point.name] for point in points], [trials.load(point.name) for point in points]
 
-    def _choose(self, results):
-        original = self.bench.original
-        points = [Point("", original.milliseconds, 0.0, deviation_of_median(original.iqr, original.repeats))]
-        points += [Point(candidate.name, milliseconds, error, deviation_of_median(iqr, repeats))
-                   for candidate, milliseconds, iqr, repeats, error in results]
-        chosen = even_steps(pareto_front(points), self.settings.levels, self.settings.least)
-        by_name = {candidate.name: candidate for candidate, *_ in results}
-        return [by_name[point.name] for point in chosen]
+    def _is_hopeless(self, candidate, trials):
+        """Whether something tried already is faster and closer than the candidate will be, going by its twin in int8."""
+        twin, whole = (trials.point(each._replace(precision="int8").name) for each in (
+            candidate, Candidate(1.0, self.native, "int8", 0)))
+        if candidate.precision == "int8" or twin is None or whole is None:
+            return False
+        hoped_for = float_of(candidate.name, twin, whole, self.bench.original.milliseconds)
+        return any(dominates(point, hoped_for) for point in trials.front())
 
     def _proxy(self, candidate, trial):
-        kept = self.widths.get(candidate.width, {})
-        tap, network = self.original.description["tap"], self._network(candidate)
-        raw = prune(self.original, kept, self.structure).without_blocks(self.drops[:candidate.dropped])
-        some = self.images.held_out[:TAP_IMAGES]
+        kept, dropped, network = self.widths.get(candidate.width, {}), self.drops[:candidate.dropped], self._network(candidate)
+        raw, before = network, trial.before
+        if kept or dropped:
+            raw = prune(self.original, kept, self.structure).without_blocks(dropped).eval()
+            before = self.bench.alignment_of(raw, candidate.resolution, candidate.precision)
+        tap, some = self.original.description["tap"], self.images.held_out[:TAP_IMAGES]
         alignment = {when: dict(measure_alignment(self.original, each, self._pairs(some, candidate.resolution)), **{tap: _as_facts(at_tap)})
-                     for when, each, at_tap in (("before", raw, trial.before), ("after", network, trial.after))}
-        facts = {"width": candidate.width, "dropped": self.drops[:candidate.dropped], "alignment": alignment}
+                     for when, each, at_tap in (("before", raw, before), ("after", network, trial.after))}
+        facts = {"width": candidate.width, "dropped": dropped, "alignment": alignment}
         return Proxy(candidate.name, network, candidate.resolution, candidate.precision, trial.bridge, kept,
                      tensor_cuts(self.structure, kept), facts)
 
@@ -220,8 +221,8 @@ class Build:
         """Residuals of all levels, from the cheapest one's features; scored on the held-out images."""
         original = self.bench.original
         fitted = np.stack([relative_residuals(features, original.fitted) for features in unseen], 1)
-        held_out = np.stack([relative_residuals(trial.held_out, original.held_out) for trial in trials], 1)
-        return fit_residual_predictor(unseen[-1], fitted, (trials[-1].held_out, held_out))[0]
+        held_out = np.stack([relative_residuals(trial.bridged, original.held_out) for trial in trials], 1)
+        return fit_residual_predictor(unseen[-1], fitted, (trials[-1].bridged, held_out))[0]
 
     def _facts(self, policy, used):
         return {"tap": self.original.description["tap"], "resolution": self.native,

@@ -16,7 +16,6 @@ from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxies import batch_norm_moments, redo_batch_norm
-from piebridge.forge.latency import FORWARD, measure, original_level
 
 LOG = logging.getLogger(__name__)
 LEAST_IMAGES = 8
@@ -62,23 +61,6 @@ def recover(network, blocks, images):
     the original's own. UserError as in `drop_order`.
     """
     return _Recovery(network, images)(blocks)
-
-
-def measured_savings(network, backend, batch_size=8, seconds=20.0):
-    """{residual block: ms per image that the network without it saves on a backend}, for `drop_order`.
-
-    A block whose saving is lost in the noise counts as a thousandth of the network. UserError where the backend refuses the network.
-    """
-    names = [block["name"] for block in network.description["blocks"] if block["is_residual"]]
-    original = original_level(network)
-    levels = [original] + [original._replace(name=name, network=network.without_blocks([name])) for name in names]
-    table = measure(levels, seconds, (batch_size,), [backend])
-    if table["refused"] or not table["levels"][original.name]:
-        reasons = [each["reason"] for each in table["refused"]] or ["it is not here, or not of float precision"]
-        raise UserError(f"network {network.description['name']}: cannot be measured on backend {backend}: {reasons[0]}")
-    medians = {name: measured[backend][FORWARD][str(batch_size)]["median"] for name, measured in table["levels"].items()}
-    whole = medians[original.name]
-    return {name: max(whole - medians[name], whole / 1000) for name in names}
 
 
 class _Recovery:

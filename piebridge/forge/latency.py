@@ -48,9 +48,10 @@ def measure(levels, seconds=300.0, batch_sizes=BATCH_SIZES, backends=None, clock
 
     levels: with `name`, `network`, `resolution`, `precision` ("float", "bf16", "int8"), all networks on one device, the original
     first. seconds: about how long it may take; LEAST_REPEATS of each are measured in any case. backends: names; None: every
-    installed one. A level runs on the backends that compute at its precision. Forward goes from images to features in memory of the
-    CPU. Backward adds the gradient from the head's tap back to the first tap at which a trainable block can sit, the output
-    of the original's first block; parameters are frozen. What fails is listed in "refused", and the rest goes on.
+    installed one. A level runs on the backends that compute at its precision; backward through an int8 level runs in float, int8 has
+    none. Forward goes from images to features in memory of the CPU. Backward adds the gradient from the head's tap back to the first tap
+    at which a trainable block can sit, the output of the original's first block; parameters are frozen. What fails is listed in
+    "refused", and the rest goes on.
     UserError: no levels, two of one name, an unknown backend, a batch size or seconds out of range.
     """
     levels = list(levels)
@@ -123,29 +124,26 @@ def _check(levels, seconds, batch_sizes, backends):
 
 def _groups(levels, batch_sizes, backends, device, table):
     """The groups, small batches first; levels without a backend here are noted in the table."""
-    runs = {level.name: _backends_of(level, backends, device, table) for level in levels}
     members = {}
     for level in levels:
-        for backend in runs[level.name]:
-            members.setdefault("openvino" if backend in PROXY_BACKENDS else backend, []).append((level, backend))
-    groups = []
-    for batch_size in sorted(set(batch_sizes)):
-        weight = batch_size ** 0.5  # a large batch takes longer, a small one varies more
-        for name, entries in members.items():
-            groups.append(_Group(FORWARD, name, batch_size, entries, weight))
-            if name in DIFFERENTIABLE:
-                groups.append(_Group(BACKWARD, name, batch_size, entries, weight))
-    return groups
+        names = _backends_of(level, level.precision, backends, device, table)
+        for backend in names:
+            members.setdefault((FORWARD, "openvino" if backend in PROXY_BACKENDS else backend), []).append((level, backend))
+        for backend in _backends_of(level, "float", backends, device, table) if level.precision == "int8" else names:
+            if backend in DIFFERENTIABLE:
+                members.setdefault((BACKWARD, backend), []).append((level, backend))
+    return [_Group(direction, name, batch_size, entries, batch_size ** 0.5)  # a large batch takes longer, a small one varies more
+            for batch_size in sorted(set(batch_sizes)) for (direction, name), entries in members.items()]
 
 
-def _backends_of(level, wanted, device, table):
+def _backends_of(level, precision, wanted, device, table):
     at_precision = {"float": [name for name, known in BACKENDS.items() if known.rounding == 0.0],
                     "bf16": [name for name, known in BACKENDS.items() if known.rounding == BF16_ROUNDING],
-                    "int8": list(PROXY_BACKENDS)}.get(level.precision, [])
+                    "int8": list(PROXY_BACKENDS)}.get(precision, [])
     known = dict(BACKENDS, **PROXY_BACKENDS)
     here = [name for name in at_precision if not missing_packages(name) and (device.type == "cpu" or not known[name].is_cpu_only)]
     if not here:
-        reason = f"precision {level.precision} needs {' or '.join(at_precision) or 'a backend that computes so'}, which is not here"
+        reason = f"precision {precision} needs {' or '.join(at_precision) or 'a backend that computes so'}, which is not here"
         table["refused"].append(_refusal(level.name, None, None, None, reason))
     return [name for name in here if wanted is None or name in wanted]
 

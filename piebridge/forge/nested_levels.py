@@ -18,27 +18,27 @@ class Level:
     macs: int
 
 
-def nested_levels(structure, scores, count=10, target=0.2, multiple=8):
-    """Levels 0 (the original) to `count`, in even steps of MACs down to `target` of the original's.
+def nested_levels(structure, scores, count=10, narrowest=0.2, multiple=8):
+    """Levels 0 (the original) to `count`, in even steps of MACs down to `narrowest` of the original's.
 
     scores: {group name: [size]}, see `taylor_scores`. multiple: channel counts are multiples of this where the original's allow;
     heads, and groups of a grouped convolution, are cut as wholes. What level n+1 keeps, level n keeps. One after the other, the
     lowest-scoring channels of that group go whose scores are lowest for the MACs they free; each level stops at the first count
     that does not exceed its step, below it by less than the last `multiple` channels cost; in a tiny network that can be more
-    than a step, and two levels are then the same. UserError when `target` is out of reach, with the least that can be reached.
+    than a step, and two levels are then the same. UserError when `narrowest` is out of reach, with the least that can be reached.
     """
     name = structure.description["name"]
-    if count < 1 or not 0 < target < 1 or multiple < 1:
-        raise UserError(f"network {name}: count={count}, target={target}, multiple={multiple}: at least one level, a target "
+    if count < 1 or not 0 < narrowest < 1 or multiple < 1:
+        raise UserError(f"network {name}: count={count}, narrowest={narrowest}, multiple={multiple}: at least one level, a width "
                         "between 0 and 1, and a multiple of at least 1")
     cutter = _Cutter(structure, scores, multiple)
     least_macs = cutter.least_macs()
-    if least_macs > target * structure.macs:
-        raise UserError(f"network {name}: target={target} cannot be met by pruning inside its blocks, which leaves at least "
+    if least_macs > narrowest * structure.macs:
+        raise UserError(f"network {name}: narrowest={narrowest} cannot be met by pruning inside its blocks, which leaves at least "
                         f"{math.ceil(1000 * least_macs / structure.macs) / 1000} of its MACs; ask for that or more")
     levels = [cutter.level(0)]
     for number in range(1, count + 1):
-        limit = structure.macs * (1 - (1 - target) * number / count)
+        limit = structure.macs * (1 - (1 - narrowest) * number / count)
         while cutter.macs > max(limit, least_macs):
             cutter.cut()
         levels.append(cutter.level(number))

@@ -8,6 +8,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.proxy_specs import LEAST_PIXELS
 
 PRECISIONS = ("float", "bf16", "int8")
+BENEFIT_OF_DOUBT = 0.2  # of a predicted time and error
 SURE = 2.0  # standard deviations by which two medians have to differ
 
 
@@ -75,6 +76,17 @@ def dominates(one, other):
     return is_no_worse and (one.error < other.error or other.milliseconds - one.milliseconds > noise(one, other))
 
 
+def float_of(name, twin, whole, milliseconds):
+    """The Point that a float candidate may be hoped to be, from the Points of its twin in int8 and of the original in int8.
+
+    int8 is taken to save the same share of the time everywhere (milliseconds: of the original in float), and to leave an error that is
+    independent of the rest; from both figures BENEFIT_OF_DOUBT is taken off.
+    """
+    share = milliseconds / whole.milliseconds
+    error = math.sqrt(max(0.0, twin.error ** 2 - whole.error ** 2))
+    return Point(name, (1 - BENEFIT_OF_DOUBT) * share * twin.milliseconds, (1 - BENEFIT_OF_DOUBT) * error, 0.0)
+
+
 def pareto_front(points):
     """The Points that no other dominates, slowest first. Where two differ by nothing but noise, both stay."""
     points = list(points)
@@ -86,8 +98,9 @@ def even_steps(front, count, least):
     """At most `count` Points of the front, slowest first: the nearest to even steps of time from the original to `least` of it.
 
     front: of `pareto_front`, the original (the one with the least error) among them, which is level 0 and not returned. Where
-    several are equally near but for noise, the best aligned one is taken; a point that is the nearest to two steps is taken once. The
-    last level takes at most `least` of the original's time. UserError where none does, with what can be had.
+    several are equally near but for noise, the best aligned one is taken; where a point is the nearest to two steps, since the front has
+    none between, the widest gaps elsewhere are halved instead. The last level takes at most `least` of the original's time. UserError
+    where none does, with what can be had.
     """
     if isinstance(count, bool) or int(count) != count or count < 1 or not 0 < least < 1:
         raise UserError(f"proxies: count={count!r}, least={least!r}: at least one level, and a share of the original's time between "
@@ -104,7 +117,24 @@ def even_steps(front, count, least):
     chosen = {min(cheap_enough, key=lambda point: (point.error, -point.milliseconds, point.name))}
     for number in range(1, count):
         chosen.add(_nearest(cheaper, original.milliseconds * (1 - (1 - least) * number / count)))
+    left = [point for point in cheaper if point.milliseconds >= min(each.milliseconds for each in chosen)]
+    while len(chosen) < count:
+        between = _in_widest_gap(sorted(chosen | {original}, key=lambda point: point.milliseconds), left)
+        if between is None:
+            break
+        chosen.add(between)
     return sorted(chosen, key=lambda point: (-point.milliseconds, point.error, point.name))
+
+
+def _in_widest_gap(ordered, points):
+    """The point nearest to the middle of the widest gap between neighbours of `ordered`, fastest first, that has any; or None."""
+    gaps = sorted(zip(ordered, ordered[1:]), key=lambda gap: gap[0].milliseconds - gap[1].milliseconds)
+    for low, high in gaps:
+        inside = [point for point in points if noise(low, point) < point.milliseconds - low.milliseconds
+                  and noise(high, point) < high.milliseconds - point.milliseconds]
+        if inside:
+            return _nearest(inside, (low.milliseconds + high.milliseconds) / 2)
+    return None
 
 
 def _nearest(points, milliseconds):

@@ -4,6 +4,7 @@ import logging
 
 from piebridge.core.device import resolve_device
 from piebridge.core.errors import UserError
+from piebridge.core.proxy_set import load_proxy_set
 from piebridge.forge.latency import BACKWARD, BATCH_SIZES, FORWARD, measure, original_level
 from piebridge.forge.pareto import noise
 from piebridge.forge.set_facts import ORIGINAL, batch_sizes_of, fastest, level_facts, points_of
@@ -19,7 +20,6 @@ def profile_set(folder, seconds=SECONDS, batch_sizes=BATCH_SIZES, device="auto",
 
     UserError: no proxy set, one without proxies, or what `measure` refuses.
     """
-    from piebridge.core.proxy_set import load_proxy_set
     proxy_set = load_proxy_set(folder)
     if not proxy_set.proxies:
         raise UserError(f"{folder}: holds no proxies, only an original; make some with: piebridge forge NETWORK --images DIR --out SET")

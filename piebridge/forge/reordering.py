@@ -8,7 +8,6 @@ which sums are rounded.
 import dataclasses
 
 from piebridge.core.errors import UserError
-from piebridge.forge.pruning import prune
 
 
 def nested_order(structure, levels):
@@ -41,12 +40,3 @@ def in_nested_order(structure, levels):
         return dataclasses.replace(level, kept=kept) if level.number else level
 
     return [rearranged(level) for level in levels]
-
-
-def reorder(network, structure, levels):
-    """The network with its channels in nested order, so that what each level keeps of a group is its first indices.
-
-    Its outputs equal the network's to the rounding of sums. `tensor_cuts(structure, nested_order(structure, levels))` says where
-    each tensor's slices went, and `slices.scatter` undoes it, bit for bit.
-    """
-    return prune(network, nested_order(structure, levels), structure)

@@ -44,6 +44,11 @@ def forge(environment, *words, **options):
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, **options)
 
 
+def train(environment, *words):
+    return subprocess.run([sys.executable, "-m", "piebridge", "train", "efficientnet_lite0/Clipart10/ours", *words], env=environment,
+                          cwd=str(CHECKOUT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=200)
+
+
 @pytest.fixture(scope="module")
 def forged(environment, photos, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sets") / "lite0"
@@ -72,20 +77,23 @@ def test_an_original_is_trained_through_each_router(environment, forged, tmp_pat
         for path in sorted((CLIPART / name).iterdir())[:16]:
             shutil.copy(str(path), str(data / name))
     accuracies = {}
-    for router in ("residual", "policy", "random", "level:1", "none"):
-        output = tmp_path / router.replace(":", "")
-        done = subprocess.run([sys.executable, "-m", "piebridge", "train", "efficientnet_lite0/Clipart10/ours", f"data={data}",
-                               f"output={output}", "epochs=2", f"proxies.set={forged}", f"router.kind={router}", "proxies.use=all"],
-                              env=environment, cwd=str(CHECKOUT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=200)
+    routers = [(kind, "device") for kind in ("residual", "policy", "random", "level:1", "none")] + [("residual", "set")]
+    for router, predictor in routers:
+        output = tmp_path / f"{predictor} {router.replace(':', '')}"
+        done = train(environment, f"data={data}", f"output={output}", "epochs=2", f"proxies.set={forged}", f"router.kind={router}",
+                     f"router.predictor={predictor}", "router.delta=0.5", "proxies.use=all")
         assert done.returncode == 0, done.stderr
         record = json.loads((output / "run.json").read_text())
-        accuracies[router] = record["results"]["test_accuracy"]
+        accuracies[router, predictor] = record["results"]["test_accuracy"]
         used = record["plan"]["levels_used"]
         assert sum(used.values()) == 33
         if router == "level:1":
             assert used == {"original": 0, json.loads((forged / "manifest.json").read_text())["proxies"][0]["name"]: 33}
         if router == "none":
             assert used == {"original": 33}
+        if predictor == "set":
+            assert used["original"] < 33  # half of such images may leave more than the tolerance
+            assert "router.kind=residual" in record["plan"]["proxies"]["reason"]  # taken as they are, with nothing calibrated
     assert min(accuracies.values()) > 0.5
 
 
@@ -109,9 +117,7 @@ def test_the_commands_of_the_readme(environment, tmp_path):
 
 
 def test_another_networks_set_is_refused(environment, forged, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "piebridge", "train", "efficientnet_lite0/Clipart10/ours", f"output={tmp_path / 'run'}",
-                           "network=" + str(_other_network(tmp_path)), f"proxies.set={forged}"],
-                          env=environment, cwd=str(CHECKOUT), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=200)
+    done = train(environment, f"output={tmp_path / 'run'}", "network=" + str(_other_network(tmp_path)), f"proxies.set={forged}")
     assert done.returncode == 2 and "was made of efficientnet_lite0 with other weights" in done.stderr, done.stderr
 
 
@@ -169,7 +175,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(environment, photos, tmp_path)
     refused(forge(environment, "efficientnet_lite9", "--images", photos, "--out", out), "unknown network 'efficientnet_lite9'")
     impossible = ("images=40", "held_out=16", "widths=0", "resolutions=208", "precisions=float", "drops=0", "least=0.05")
     refused(forge(environment, lite, "--images", photos, "--out", out, *impossible), "no level takes at most 5 % of the original's")
-    assert not out.exists()
+    assert not out.exists() and not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_broken_weights_are_refused(environment, photos, tmp_path):
@@ -183,4 +189,4 @@ def test_broken_weights_are_refused(environment, photos, tmp_path):
         next(network.parameters()).fill_(float("nan"))
     save_network(network, tmp_path / "broken.safetensors")
     refused(forge(environment, tmp_path / "broken.safetensors", "--images", photos, "--out", tmp_path / "set"), "not finite")
-    assert not (tmp_path / "set").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.safetensors"]

@@ -131,6 +131,27 @@ def test_a_cache_changes_no_weight(finished):
         np.testing.assert_allclose(plain[name], cached[name], atol=1e-4)
 
 
+def test_a_warm_shared_cache_gives_the_same_weights_and_says_so(environment, images, tmp_path):
+    for name, reused, computed in (("cold", 0, 56), ("warm", 56, 0)):
+        done = train(environment, "PET_cache", images, tmp_path / name, "cache.shared=true", f"cache.folder={tmp_path / 'rows'}")
+        assert done.returncode == 0, done.stderr
+        plan = record_of(tmp_path / name)["plan"]["cache"]
+        assert (plan["is_shared"], plan["rows_reused"], plan["rows_computed"]) == (True, reused, computed)
+    cold, warm = tensors_of(tmp_path / "cold"), tensors_of(tmp_path / "warm")
+    assert cold and all(np.array_equal(cold[name], warm[name]) for name in cold)
+
+
+@pytest.mark.parametrize("kind, rows, settings", [
+    ("pixels", 56, ("cache.kind=pixels", "router.kind=none", "gate.kind=none")),
+    ("features", 112, ("loader.augment=crop_flip", "cache.views=2", "cache.dtype=int8", "cache.augment=noise"))])
+def test_other_caches_train_too(environment, images, tmp_path, kind, rows, settings):
+    done = train(environment, "ours", images, tmp_path / "run", *settings)
+    assert done.returncode == 0, done.stderr
+    record = record_of(tmp_path / "run")
+    assert record["plan"]["cache"]["kind"] == kind and record["plan"]["cache"]["rows_computed"] >= rows
+    assert record["results"]["test_accuracy"] > 0.5
+
+
 def test_ours_says_what_it_chose(finished):
     plan = record_of(finished["ours"])["plan"]
     assert plan["backend"]["backend"] and plan["backend"]["reason"]

@@ -51,12 +51,13 @@ def test_problems_of_every_kind_come_in_one_round_with_the_place_each_came_from(
         "openvino, openvino_bf16 (did you mean 'onnxruntime'?)",
         "command line: optimizer.lr: 'fast' is not a finite number",
         "command line: resume: 'false' is not one of auto, none",
-        "command line: cache.kind=features keeps one view of each image, loader.augment=flip asks for a fresh one each epoch"]
+        "command line: cache.kind=features keeps views of each image, loader.augment=flip asks for a fresh one each epoch; set how many "
+        "to keep, such as cache.views=4"]
 
 
 def test_a_refused_value_makes_no_further_problems(tmp_path):
     message = refused(tmp_path, "method: PET\n", ["cache.kind=feature"])
-    assert message == "command line: cache.kind: 'feature' is not one of none, features, auto (did you mean 'features'?)"
+    assert message == "command line: cache.kind: 'feature' is not one of none, features, pixels, auto (did you mean 'features'?)"
 
 
 def test_what_a_program_gives_is_not_called_the_command_line(tmp_path):
@@ -160,7 +161,12 @@ def test_every_method_makes_a_configuration(method):
 
 
 @pytest.mark.parametrize("overrides, expected", [
-    (["cache.kind=features", "loader.augment=flip"], "keeps one view of each image"),
+    (["cache.kind=features", "loader.augment=flip"], "keeps views of each image"),
+    (["cache.kind=pixels", "loader.augment=flip"], "cache.kind=pixels keeps views of each image"),
+    (["cache.views=3"], "cache.views=3: loader.augment=none shows one view of each image; use cache.views=0, or augment"),
+    (["cache.augment=noise", "cache.kind=pixels"], "cache.augment=noise changes cached features, and cache.kind=pixels keeps none"),
+    (["cache.augment=mixup", "cache.augment_strength=1.5"], "the weight of the other sample in a mixup is at most 1"),
+    (["cache.budget=much"], "cache.budget: 'much' is not a size; write for example 512MiB or 2GiB"),
     (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
 ])

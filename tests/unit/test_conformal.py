@@ -17,6 +17,8 @@ from piebridge.core.networks import load_network
 from piebridge.core.predictor_file import load_predictor, save_predictor
 from piebridge.core.router import ResidualPredictor, ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
+from piebridge.core.set_routers import predictor_of as predictor_of_set
+from piebridge.core.set_routers import residual_router_of
 from piebridge.core.transforms import Transform
 
 TOO_FEW = ("router: 8 calibration images are too few for router.delta=0.1, which takes 9: no proxy serves any sample; give more images or "
@@ -87,6 +89,47 @@ def test_predictions_left_out_are_those_of_a_fit_without_the_image():
         keep = np.arange(12) != index
         weights = np.linalg.solve(design[keep].T @ design[keep] + np.diag([penalty] * 4 + [0.0]), design[keep].T @ targets[keep])
         np.testing.assert_allclose(np.log(left_out[index]), design[index] @ weights, rtol=1e-6)
+
+
+def test_a_predictor_of_some_levels_bounds_them_as_before():
+    random = np.random.RandomState(6)
+    predictor, _ = fit_residual_predictor(*sample(random, 40, levels=3), held_back=sample(random, 30, levels=3))
+    features, _ = sample(random, 5)
+    some = predictor.of_levels([0, 2])
+    np.testing.assert_array_equal(some(features), predictor(features)[:, [0, 2]])
+    np.testing.assert_array_equal(some.bound(some(features), 0.1), predictor.bound(predictor(features), 0.1)[:, [0, 2]])
+
+
+def routing_config(**values):
+    return SimpleNamespace(proxies=SimpleNamespace(set="sets/lite0"), router=SimpleNamespace(tolerance=0.3, delta=0.1, **values))
+
+
+def proxy_set_of(predictor, names=("192px", "160px", "96px")):
+    """Stands for a ProxySet of two features."""
+    return SimpleNamespace(predictor=predictor, policy=None, original=SimpleNamespace(head=SimpleNamespace(in_features=2)),
+                           proxies=[SimpleNamespace(name=name) for name in names])
+
+
+def test_a_sets_predictor_routes_to_the_levels_that_are_here():
+    predictor = predictor_of(np.zeros(9), offsets=np.log([0.1, 0.2, 0.4]))
+    proxy_set, config, features = proxy_set_of(predictor), routing_config(), np.ones((2, 2))
+    assert predictor_of_set(proxy_set, config) is predictor
+    assert residual_router_of(proxy_set, predictor, config, ["192px", "160px", "96px"])(features).tolist() == [2, 2]
+    assert residual_router_of(proxy_set, predictor, config, ["192px", "96px"])(features).tolist() == [1, 1]
+    with pytest.raises(UserError, match="router.predictor=set: reads the features of 96px, which cannot run here; give "
+                                        "router.predictor=device"):
+        residual_router_of(proxy_set, predictor, config, ["192px"])
+
+
+@pytest.mark.parametrize("proxy_set, problem", [
+    (None, "router.predictor=set: proxies that are made on the device have no predictor; give a set that was forged with one, or "
+           "router.predictor=device"),
+    (proxy_set_of(None), "router.predictor=set: proxies.set=sets/lite0: has no predictor; give a set that was forged with one"),
+    (proxy_set_of(predictor_of([0.0])), "proxies.set=sets/lite0: its predictor is for 2 features and 1 levels, and the set has 2 and 3; "
+                                        "forge it anew, or give router.predictor=device")])
+def test_a_set_without_a_fitting_predictor_is_refused(proxy_set, problem):
+    with pytest.raises(UserError, match=problem):
+        predictor_of_set(proxy_set, routing_config())
 
 
 def violations(predictor, features, residuals, tolerance, delta):

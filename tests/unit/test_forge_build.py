@@ -1,19 +1,31 @@
 """The forge from Python: a module of one's own, and what cannot be forged."""
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.core.proxy_set import load_proxy_set
-from piebridge.forge import forge
+from piebridge.core.slices import cut
+from piebridge.forge import forge, tensor_cuts
+from piebridge.forge.bench import Bench, Trial
+from piebridge.forge.build import Build
+from piebridge.forge.images import ForgeImages
+from piebridge.forge.trials import Trials
 from piebridge.forge_settings import ForgeSettings, forge_settings
 
 CLIPART = Path(__file__).resolve().parents[2] / "datasets" / "Clipart10"
 models = pytest.importorskip("torchvision.models")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +63,101 @@ def test_a_module_of_ones_own(photos, tmp_path, monkeypatch):
     for proxy in proxy_set.proxies:
         after = proxy.facts["alignment"]["after"]
         assert all(0 <= each["relative_error"] < 2 and -1 <= each["cosine"] <= 1.0001 for each in after.values())
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.manual_seed(0)
+    module = models.mobilenet_v3_small(weights=None, num_classes=4)
+    return capture(module, "small", [3, 96, 96], [0.5] * 3, [0.5] * 3).eval()
+
+
+def small_settings(**values):
+    return ForgeSettings(**dict({"levels": 2, "least": 0.95, "images": 24, "held_out": 12, "widths": 0, "resolutions": ("64", "48"),
+                                 "precisions": ("float",), "drops": 0, "policy": False}, **values))
+
+
+def test_what_was_tried_is_not_tried_again(small, photos, tmp_path, monkeypatch):
+    """A target that cannot be met leaves no set; the same forge with another one goes on from what was measured."""
+    monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
+    out = tmp_path / "set"
+    with pytest.raises(UserError, match="proxies: no level takes at most 1 % of the original's .* ms; the fastest takes .* %: ask for "
+                                        "that or more, or allow lower resolutions, smaller widths or int8"):
+        forge(small, photos, out, small_settings(least=0.01))
+    assert not out.exists() and not list(tmp_path.glob(".*"))
+    measured = json.loads((tmp_path / "set.work" / "trials.json").read_text())
+    assert sorted(measured) == ["48px", "64px", "original"]
+    monkeypatch.setattr(Bench, "try_out", None)
+    proxy_set = load_proxy_set(forge(small, photos, out, small_settings()))
+    assert {proxy.name for proxy in proxy_set.proxies} <= {"64px", "48px"} and not (tmp_path / "set.work").exists()
+    for proxy in proxy_set.proxies:
+        at_tap = proxy.facts["alignment"]["after"][small.description["tap"]]
+        assert at_tap["relative_error"] == measured[proxy.name][3]  # the same map, fitted on the features that were kept
+
+
+def test_only_what_can_be_chosen_is_kept(tmp_path):
+    """Beside a level that is faster and nearer to the original, the features of another are of no use."""
+    random = np.random.RandomState(0)
+    fitted, held_out = random.randn(20, 6).astype(np.float32), random.randn(9, 6).astype(np.float32)
+    bench = Bench.__new__(Bench)  # without measuring
+    bench.original = Trial(10.0, 0.1, 20, (0.0, 1.0), (0.0, 1.0), None, fitted, held_out, held_out)
+    trials = Trials(tmp_path, bench)
+
+    def add(name, milliseconds, noise):
+        features = [each + noise * random.randn(*each.shape).astype(np.float32) for each in (fitted, held_out)]
+        trials.add(name, bench.judge((milliseconds, 0.1, 20), *features))
+
+    def kept():
+        return sorted(path.name for path in tmp_path.glob("*.features.safetensors"))
+
+    add("worse", 6.0, 0.5)
+    trials.add("refused", "does not run")
+    assert kept() == ["worse.features.safetensors"]
+    add("better", 4.0, 0.1)
+    add("slower and nearer", 8.0, 0.01)
+    assert kept() == ["better.features.safetensors", "slower and nearer.features.safetensors"]
+    bench.original = dataclasses.replace(bench.original, milliseconds=5.0)  # measured anew, on a busy machine
+    again = Trials(tmp_path, bench)
+    assert bench.original.milliseconds == 10.0 and "refused" in again and "other" not in again
+    assert [point.name for point in again.front()] == ["original", "slower and nearer", "better"]
+    loaded, first = again.load("better"), trials.load("better")
+    assert (loaded.milliseconds, loaded.after) == (4.0, first.after) and np.array_equal(loaded.bridged, first.bridged)
+
+
+def test_images_that_are_held_are_those_that_are_decoded_each_time(small, photos, monkeypatch):
+    source = ForgeImages(photos, small.description, small_settings(images=30, held_out=10))
+    assert len(source.fitted) == 30 and len(source.held_out) == 10 and not set(source.fitted) & set(source.held_out)
+    fewest = ForgeImages(photos, small.description, small_settings(images=16, held_out=8))
+    assert len(fewest.fitted) == 16 and len(fewest.held_out) == 8
+    decoded = {size: torch.cat(list(source.batches([5, 1, 20], size))) for size in (64, 48)}
+    monkeypatch.setattr(source, "_loader", Mock(side_effect=source._loader))
+    for size in (64, 64, 48):
+        source.hold(size)
+        assert torch.equal(torch.cat(list(source.batches([5, 1, 20], size))), decoded[size]) and decoded[size].shape == (3, 3, size, size)
+    assert source._loader.call_count == 2
+    monkeypatch.setattr("piebridge.forge.images.MOST_BYTES", 40 * 3 * 64 * 64 * 4 - 1)
+    source.hold(64)  # too large: still decoded each time
+    assert torch.equal(torch.cat(list(source.batches([5, 1, 20], 64))), decoded[64]) and source._loader.call_count == 3
+
+
+@pytest.mark.parametrize("align, is_refitted", [("none", False), ("statistics", False), ("closed", True)])
+def test_alignment_does_what_it_is_asked_for(small, photos, tmp_path, align, is_refitted):
+    settings = small_settings(widths=1, narrowest=0.6, align=align)
+    build = Build(small, photos, tmp_path / "set", settings, SimpleNamespace(check=lambda: None))
+    build.work.mkdir()
+    (share, kept), = build._pruned_widths().items()
+    cuts, proxy = tensor_cuts(build.structure, kept), build.networks[share, ()]
+    is_equal = {key: torch.equal(cut(tensor, cuts.get(key, [])), proxy.state_dict()[key]) for key, tensor in small.state_dict().items()}
+    assert all(same for key, same in is_equal.items() if key.endswith("weight")) != is_refitted
+    assert all(same for key, same in is_equal.items() if key.endswith("running_mean")) == (align == "none")
+
+
+def test_a_width_that_cannot_be_met_is_refused(small, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
+    with pytest.raises(UserError, match="network small: narrowest=0.05 cannot be met by pruning inside its blocks, which leaves at least "
+                                        "0.* of its MACs; ask for that or more"):
+        forge(small, photos, tmp_path / "set", small_settings(widths=2, narrowest=0.05))
+    assert not (tmp_path / "set").exists() and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("make, text", [(Undecided, "Undecided"), (lambda: nn.Linear(3, 2), "Linear")])

@@ -75,7 +75,7 @@ def family(request):
     structure = structure_of(network, size)
     images = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(1))
     scores = taylor_scores(network, structure, images.split(2))
-    return request.param, network, structure, images, nested_levels(structure, scores, count=5, target=0.5)
+    return request.param, network, structure, images, nested_levels(structure, scores, count=5, narrowest=0.5)
 
 
 def test_every_level_keeps_every_tap_and_costs_what_it_says(family):
@@ -231,7 +231,7 @@ def test_channels_without_effect_go_first_and_nothing_is_left_changed():
     scores = taylor_scores(network, structure, [images])
     assert network.training and network.fingerprint() == before
     assert not any(parameter.requires_grad or parameter.grad is not None for parameter in network.parameters())
-    levels = nested_levels(structure, scores, count=1, target=0.6)
+    levels = nested_levels(structure, scores, count=1, narrowest=0.6)
     assert levels[1].kept == {"body.0": (0, 1, 2, 11, 12, 13, 14, 15)}
     with torch.no_grad():
         torch.testing.assert_close(prune(network, levels[1].kept)(images), network(images))
@@ -266,12 +266,12 @@ def test_levels_and_scores_that_cannot_be():
     network = one_feature()
     structure = structure_of(network)
     scores = {"body.0": torch.ones(16)}
-    with pytest.raises(UserError, match=r"target=0.2 cannot be met by pruning inside its blocks, which leaves at least 0.501 of its MACs"):
-        nested_levels(structure, scores, target=0.2)
-    with pytest.raises(UserError, match="network one_feature: count=0, target=0.6, multiple=8: at least one level, a target between"):
-        nested_levels(structure, scores, count=0, target=0.6)
+    with pytest.raises(UserError, match="narrowest=0.2 cannot be met by pruning inside its blocks, which leaves at least 0.501 of its "):
+        nested_levels(structure, scores, narrowest=0.2)
+    with pytest.raises(UserError, match="network one_feature: count=0, narrowest=0.6, multiple=8: at least one level, a width between"):
+        nested_levels(structure, scores, count=0, narrowest=0.6)
     with pytest.raises(UserError, match="the scores of group 'body.0' must be 16 finite numbers"):
-        nested_levels(structure, {"body.0": torch.full((16,), float("nan"))}, target=0.6)
+        nested_levels(structure, {"body.0": torch.full((16,), float("nan"))}, narrowest=0.6)
     with pytest.raises(UserError, match="network one_feature: scores need images, and there are none"):
         taylor_scores(network, structure, [])
     with pytest.raises(UserError, match="the gradient of group 'body.0' is not finite"):

@@ -1,9 +1,13 @@
 """Levels in memory: two at most, the next one built by a thread, errors and interruptions, and the same results to the bit."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +146,34 @@ def test_an_interruption_ends_the_thread(error):
 
 def test_names():
     assert isinstance(LOADING["resident"](True), Resident) and isinstance(LOADING["double_buffer"](False), DoubleBuffer)
+
+
+SIGNALLED = """
+import os, signal, torch
+from forge_examples import Tower, network_of
+from piebridge.core.backends import build_segment
+from piebridge.core.level_loader import DoubleBuffer
+
+seen, buffer, network = [], DoubleBuffer(), network_of(Tower()).float()
+signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+segments = [buffer.open(lambda: build_segment("openvino", network, 16, 2)) for _ in range(4)]
+for segment in segments * 2:
+    segment(torch.zeros(2, 3, 16, 16))
+    os.kill(os.getpid(), signal.SIGTERM)
+del segments, segment, buffer
+os.kill(os.getpid(), signal.SIGTERM)
+print(len(seen))
+"""
+
+
+def test_a_signal_does_no_harm_after_levels_were_dropped():
+    """The handlers' stack of a level that was dropped must not be what the process is left with."""
+    pytest.importorskip("openvino")
+    here = Path(__file__).resolve().parent
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(here.parents[1]), str(here)]), OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          universal_newlines=True, timeout=100)
+    assert (done.returncode, done.stdout.strip()) == (0, "9"), done.stderr
 
 
 # In the source ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from forge_examples import Tower, module_of
-from pet_examples import examples, family, settings, step_of, tuned
+from pet_examples import examples, family, settings, step_of, tuned, vision_transformer
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -35,7 +35,7 @@ def test_dropout_is_on_the_input_of_a_and_only_in_training():
     torch.manual_seed(0)
     layer = LoraLayer(nn.Linear(100, 1), nn.Parameter(torch.ones(1, 100)), nn.Parameter(torch.ones(1, 1)), 1.0, 0.5)
     x = torch.ones(400, 100)
-    change = (layer(x) - layer.layer(x)).flatten()
+    change = (layer(x) - layer.layer(x)).flatten().detach()
     assert len(set(change.tolist())) > 20 and float(change.mean()) == pytest.approx(100, rel=0.02)
     assert float(change.std()) == pytest.approx(math.sqrt(100), rel=0.15)  # each of 100 inputs is 0 or 2
     torch.testing.assert_close(layer.eval()(x) - layer.layer(x), torch.full((400, 1), 100.0))
@@ -98,8 +98,7 @@ def test_the_joint_projection_of_torchs_attention_is_one_target():
         low = 3.0 * state[f"{path}.{name}.lora_B"] @ state[f"{path}.{name}.lora_A"]
         assert low.shape == ((48, 16) if name == "in_proj" else (16, 16)) and float(low.abs().max()) > 1e-4
         torch.testing.assert_close(bridged.state_dict()[f"{path}.{key}"], before[f"{path}.{key}"] + low, rtol=1e-12, atol=1e-12)
-    from torchvision.models import VisionTransformer
-    plain = VisionTransformer(image_size=32, patch_size=8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=4).double()
+    plain = vision_transformer(4).double()
     plain.load_state_dict(bridged.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(tuning(tuning.frozen().features(images)), plain.eval()(images), rtol=1e-9, atol=1e-9)

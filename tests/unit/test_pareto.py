@@ -20,6 +20,7 @@ from piebridge.forge.pareto import (  # noqa: E402
     deviation_of_median,
     dominates,
     even_steps,
+    float_of,
     pareto_front,
 )
 
@@ -73,6 +74,14 @@ def test_a_difference_below_the_noise_dominates_nobody(faster, is_dominant):
     assert len(pareto_front([slow, fast])) == 2 - is_dominant
 
 
+def test_what_a_float_candidate_may_be_hoped_to_be():
+    """int8 takes half of the time and leaves an error of 0.3 of the original: without it 0.5 would be 0.4."""
+    whole, twin = Point("224px-int8", 2.0, 0.3, 0.1), Point("160px-int8", 1.0, 0.5, 0.1)
+    hoped_for = float_of("160px", twin, whole, 4.0)
+    assert hoped_for == pytest.approx(("160px", 0.8 * 2.0, 0.8 * 0.4, 0.0))
+    assert float_of("224px", whole, whole, 4.0) == pytest.approx(("224px", 0.8 * 4.0, 0.0, 0.0))
+
+
 def with_original(measured):
     """An original that is slower and better than all of them."""
     return [Point("original", 4.0, 0.0, 0.01)] + measured
@@ -113,6 +122,14 @@ def test_steps_of_a_dense_front():
     """With something everywhere, the steps are exact: tenths of the way from 100 % down to 20 %."""
     front = pareto_front(Point(f"{number}", 10 * number / 100, 1 - number / 100, 0.0) for number in range(5, 101))
     assert [point.name for point in even_steps(front, 10, 0.2)] == ["92", "84", "76", "68", "60", "52", "44", "36", "28", "20"]
+
+
+def test_a_gap_of_the_front_gives_its_levels_to_the_rest():
+    """Nothing between 100 and 50 % of the time, as with int8: the eight levels lie below, halving the widest gaps."""
+    front = pareto_front([Point("original", 100.0, 0.0, 0.0)] + [Point(f"{number}", float(number), 1 - number / 100, 0.0)
+                                                                for number in (50, 48, 45, 40, 38, 33, 30, 25, 20, 10)])
+    assert [point.name for point in even_steps(front, 8, 0.2)] == ["50", "45", "40", "38", "33", "30", "25", "20"]
+    assert [point.name for point in even_steps(front, 20, 0.2)] == ["50", "48", "45", "40", "38", "33", "30", "25", "20"]
 
 
 def test_among_equally_fast_points_the_best_aligned_is_taken():

@@ -52,7 +52,7 @@ class Forged:
         self.structure = structure_of(self.original, self.size)
         generator = torch.Generator().manual_seed(1)
         scores = {name: torch.rand(group.size, generator=generator) for name, group in self.structure.groups.items()}
-        levels = nested_levels(self.structure, scores, count=3, target=0.5)
+        levels = nested_levels(self.structure, scores, count=3, narrowest=0.5)
         self.order = tensor_cuts(self.structure, nested_order(self.structure, levels))
         self.levels = in_nested_order(self.structure, levels)
         self.pruned = [prune(self.original, level.kept, self.structure) for level in self.levels[1:]]

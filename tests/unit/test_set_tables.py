@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from piebridge.core import proxy_set
 from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.forge.latency import original_level
@@ -151,7 +152,6 @@ def test_tables_are_aligned_and_escaped():
 
 @pytest.fixture(scope="module")
 def forge_report():
-    pytest.importorskip("piebridge.core.proxy_manifest")
     specification = importlib.util.spec_from_file_location("forge_report", ROOT / "doc" / "experiments" / "forge_report.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -206,7 +206,6 @@ def original():
 
 
 def test_a_set_is_profiled_and_the_table_kept(original, tmp_path):
-    proxy_set = pytest.importorskip("piebridge.core.proxy_set")
     facts = {"alignment": {"after": {"pool": {"cosine": 0.9, "relative_error": 0.3}}}}
     level = proxy_set.Proxy("8px", original, 8, facts=facts)
     proxy_set.write_proxy_set(tmp_path / "set", original, [level])
@@ -220,7 +219,6 @@ def test_a_set_is_profiled_and_the_table_kept(original, tmp_path):
 
 
 def test_a_set_without_proxies_is_not_profiled(original, tmp_path):
-    proxy_set = pytest.importorskip("piebridge.core.proxy_set")
     proxy_set.write_proxy_set(tmp_path / "set", original, [])
     with pytest.raises(UserError, match="holds no proxies, only an original; make some with: piebridge forge NETWORK"):
         profile_set(tmp_path / "set")

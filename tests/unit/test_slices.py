@@ -10,7 +10,7 @@ from torch import nn
 from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.core.slices import cut, reordered, scatter
-from piebridge.forge import in_nested_order, nested_order, prune, reorder, structure_of, tensor_cuts
+from piebridge.forge import in_nested_order, nested_order, prune, structure_of, tensor_cuts
 from piebridge.forge.nested_levels import Level
 
 
@@ -150,7 +150,7 @@ def test_nested_order_puts_first_what_most_levels_keep(tokens):
     first, second, third = in_nested_order(structure, levels)
     assert first == levels[0]
     assert second.kept == {"first.up": (3, 7, 1, 4), "first.qkv": (0, 2, 3)} and third.kept["first.up"] == (3, 7)
-    moved = reorder(network, structure, levels)
+    moved = prune(network, order, structure)  # nothing is cut, channels move
     images = torch.randn(3, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(moved(images), network(images))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("tower", "head", "flatten"), ("tower", "last_k", "add"), ("tower", "norm", "stem"), ("tower", "bias", "stem"),
     ("tower", "adapter", "add"), ("tower", "lora", "relu"), ("tower", "all", "x"), ("vit", "norm", "encoder_dropout"),
     ("vit", "bias", "x"), ("vit", "adapter", "add_2"), ("efficientnet_lite0", "adapter", "blocks_0_0_bn2"),
-    ("efficientnet_lite0", "last_k", "add_7"), ("mobilenet_v3_large", "head", "classifier_2")])
+    ("efficientnet_lite0", "last_k", "add_7"), ("efficientnet_lite0", "all", "x"), ("mobilenet_v3_large", "head", "classifier_2")])
 def test_the_tap_is_the_last_value_before_anything_trained(name, kind, tap):
     tuning = Tuning(family(name), settings(kind))
     assert tuning.tap == tuning.tap_of(0) == tap
@@ -32,7 +32,29 @@ def test_the_tap_is_the_last_value_before_anything_trained(name, kind, tap):
     with torch.no_grad():
         values = tuning.frozen().features(images)
         assert torch.equal(values, tuning.network.eval().values(images, [tap])[tap])
-    assert tuning.tap_shape() == tuple(values.shape[1:]) and not values.requires_grad
+    assert not values.requires_grad
+    if list(images.shape[1:]) == tuning.network.description["input_size"]:
+        assert tuning.tap_shape() == tuple(values.shape[1:])
+
+
+@pytest.mark.parametrize("name", ["tower", "efficientnet_lite0", "mobilenet_v3_large", "resnet50", "vit"])
+@pytest.mark.parametrize("kind", ["last_k", "norm", "bias", "adapter", "lora"])
+@pytest.mark.parametrize("body", ["channels_last", "folded"])
+def test_a_faster_body_computes_the_same(name, kind, body):
+    images, labels = examples(name)
+    found = []
+    for each in ("eager", body):
+        torch.manual_seed(0)
+        tuning = Tuning(family(name), settings(kind), each)
+        logits = tuning(tuning.frozen().features(images))
+        torch.nn.functional.cross_entropy(logits, labels).backward()
+        found.append((logits.detach(), [parameter.grad for parameter in tuning.parameters()], tuning))
+    (logits, gradients, plain), (fast_logits, fast_gradients, fast) = found
+    assert torch.allclose(logits, fast_logits, rtol=1e-9, atol=1e-12)
+    assert all(torch.allclose(*pair, rtol=1e-7, atol=1e-10) for pair in zip(gradients, fast_gradients))
+    if body == "folded" and kind in ("adapter", "last_k") and name == "resnet50":
+        plain_nodes, fast_nodes = (len(each._levels[0]._tail.description["nodes"]) for each in (plain, fast))
+        assert fast_nodes < plain_nodes or kind == "last_k"  # last_k trains its batch norm
 
 
 def test_a_cut_needs_no_more_than_its_one_value():
@@ -73,13 +95,14 @@ def test_backends_run_up_to_a_tap_in_the_middle(backend, name, kind):
 def test_a_level_trains_the_same_tensors_through_its_own_weights(kind):
     network, (images, labels) = family("tower"), examples("tower")
     proxy = noisy(network)
+    weights = {key: tensor.clone() for key, tensor in proxy.state_dict().items()}
     tuning = tuned(network, settings(kind), "tower")
     level = tuning.add_level(proxy)
     assert level == 1
     # by hand: the tuned network's description with the proxy's tensors, but for those that are trained
     state = {key: tensor.clone().requires_grad_(tensor.is_floating_point()) for key, tensor in tuning.state().items()}
-    tensors = dict(proxy.state_dict(), **{key: tensor for key, tensor in state.items() if ".lora_" not in key and "running" not in key})
-    plain = GraphNetwork(tuning.network.description, {key: tensor.detach() for key, tensor in tensors.items()}).eval()
+    tensors = dict(weights, **{key: tensor for key, tensor in state.items() if ".lora_" not in key and "running" not in key})
+    plain = GraphNetwork(tuning.network.description, {key: tensor.detach().clone() for key, tensor in tensors.items()}).eval()
     with torch.no_grad():
         for key in state:
             if key.endswith(".lora_A"):

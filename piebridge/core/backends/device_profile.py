@@ -5,10 +5,8 @@ measures nothing. A file that cannot be read is worth nothing and is replaced; a
 """
 
 import logging
-import os
-from pathlib import Path
 
-from piebridge.core.files import read_json, sha256_of_json, write_json
+from piebridge.core.files import read_json, sha256_of_json, user_cache_folder, write_json
 
 LOG = logging.getLogger(__name__)
 FORMAT, VERSION = "piebridge-device-profile", 1
@@ -16,9 +14,8 @@ MOST_ENTRIES = 200
 
 
 def profile_path():
-    """`$PIEBRIDGE_CACHE/device_profile.json`, or in ~/.cache/piebridge."""
-    folder = os.environ.get("PIEBRIDGE_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "piebridge")
-    return Path(folder) / "device_profile.json"
+    """Where the measurements are kept, see `user_cache_folder`."""
+    return user_cache_folder() / "device_profile.json"
 
 
 def recall(key):

@@ -21,26 +21,32 @@ def batch_norm_scale(arrays, eps):
 def fold_batch_norm(network, convert=None):
     """A GraphNetwork of its own tensors, in eval mode, without the batch norms that have a convolution to themselves.
 
-    w' = w * gamma / sqrt(var + eps), b' = beta + (b - mean) * gamma / sqrt(var + eps), computed in float64. The folded
-    convolution has the batch norm's node name, so that block and tap names stay valid. convert: tensor -> tensor, for each.
+    convert: tensor -> tensor, for each. See `folded`.
     """
-    description = dict(network.description)
-    tensors = {key: tensor.detach() for key, tensor in network.state_dict().items()}
-    nodes, by_name = [], {node["name"]: node for node in description["nodes"]}
-    uses = _uses(description)
-    folded = set()
-    for node in description["nodes"]:
-        source = by_name.get(node["inputs"][0]) if node["inputs"] else None
-        if node["operation"] == "BatchNorm2d" and _is_foldable(node, source, uses, description):
-            tensors.update(_folded_tensors(node, source, tensors))
-            node = dict(source, name=node["name"], arguments=dict(source["arguments"], bias=True))
-            folded.add(source["name"])
-        nodes.append(node)
-    description["nodes"] = [node for node in nodes if node["name"] not in folded]
-    tensors = {key: tensors[key] for key in expected_shapes(description)}
+    description, tensors = folded(network.description, {key: tensor.detach() for key, tensor in network.state_dict().items()})
     if convert is not None:
         tensors = {key: convert(tensor) for key, tensor in tensors.items()}
     return GraphNetwork(description, tensors).eval().requires_grad_(False)
+
+
+def folded(description, tensors, left=()):
+    """(description, {key: tensor}) of the same function in eval mode, with batch norm folded into the convolution before it.
+
+    w' = w * gamma / sqrt(var + eps), b' = beta + (b - mean) * gamma / sqrt(var + eps), computed in float64. The folded
+    convolution has the batch norm's node name, so that block and tap names stay valid. left: names of nodes that stay as they are.
+    """
+    tensors, nodes, by_name = dict(tensors), [], {node["name"]: node for node in description["nodes"]}
+    uses, gone = _uses(description), set()
+    for node in description["nodes"]:
+        source = by_name.get(node["inputs"][0]) if node["inputs"] else None
+        is_free = node["name"] not in left and (source is None or source["name"] not in left)
+        if is_free and node["operation"] == "BatchNorm2d" and _is_foldable(node, source, uses, description):
+            tensors.update(_folded_tensors(node, source, tensors))
+            node = dict(source, name=node["name"], arguments=dict(source["arguments"], bias=True))
+            gone.add(source["name"])
+        nodes.append(node)
+    description = dict(description, nodes=[node for node in nodes if node["name"] not in gone])
+    return description, {key: tensors[key] for key in expected_shapes(description)}
 
 
 def _uses(description):
