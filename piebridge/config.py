@@ -4,13 +4,18 @@ Everything that is wrong with a configuration is reported at once, one line a pr
 the schema, what the method stands for (`core.methods.METHODS`), the file, the overrides.
 """
 
+from collections import namedtuple
+
 from piebridge.config_file import read_yaml
 from piebridge.config_schema import SECTIONS, Config, describe_keys, known_keys
 from piebridge.config_values import check_value, from_text, split_words
 from piebridge.core.errors import UserError
-from piebridge.core.methods import METHODS
+from piebridge.core.methods import METHODS, RELEASED, STRATEGIES, UNDER_A_STRATEGY, released_settings
 
 __all__ = ["Config", "build_config", "describe_keys", "known_keys", "load_config", "parse_overrides", "read_yaml", "training_keys"]
+
+# key=value: what the user chose; settings: what that stands for, in dotted keys
+Preset = namedtuple("Preset", "key value settings text")
 
 # what may change between a checkpoint and its continuation: nothing that changes the weights
 FREE_KEYS = ("output", "resume", "overwrite", "checkpoint.seconds", "loader.workers", "loader.eval_batch_size", "cache.folder",
@@ -46,9 +51,11 @@ def build_config(values, overrides, source="configuration", origin="command line
                 given[key] = value
     settings = dict(given)
     if "method" not in refused:
-        method = given.get("method", Config.method)
-        problems += _against_method(method, {key: value for key, value in given.items() if key not in refused}, place)
-        settings = dict(METHODS[method].defaults, **METHODS[method].fixed)
+        accepted = {key: value for key, value in given.items() if key not in refused}
+        settings = dict(METHODS[given.get("method", Config.method)].defaults)
+        for preset in _presets(accepted):
+            problems += _against_preset(preset, accepted, place)
+            settings.update(preset.settings)
         settings.update(given)
     config = _assemble(settings)
     for keys, text in _contradictions(config):
@@ -65,13 +72,26 @@ def training_keys(values):
     return {key: value for key, value in _flat(values) if key not in FREE_KEYS}
 
 
-def _against_method(method, given, place):
-    """A line for each setting that says otherwise than the method stands for."""
-    for key, fixed in METHODS[method].fixed.items():
+def _presets(given):
+    """The Presets that hold for the keys that were given; of two that set the same key, the later one counts."""
+    method = given.get("method", Config.method)
+    if given.get("as_released") and method in RELEASED:
+        return [Preset("as_released", "true", released_settings(method, given.get("pet.kind", Config.pet.kind)),
+                       f"the released artifact's {method}")]
+    strategy = given.get("strategy", Config.strategy)
+    own = Preset("method", method, dict(METHODS[method].fixed, **UNDER_A_STRATEGY.get((strategy, method), {})), METHODS[method].text)
+    settings = {key: value for key, value in STRATEGIES[strategy].items() if key not in own.settings}  # an ablation goes before it
+    return [Preset("strategy", strategy, settings, "the algorithm as published"), own]
+
+
+def _against_preset(preset, given, place):
+    """A line for each setting that says otherwise than the preset stands for."""
+    for key, fixed in preset.settings.items():
         if key in given and given[key] != fixed:
-            told = f"method {method}" if place.get("method", place[key]) == place[key] else f"{place['method']}: method={method}"
+            chosen = f"method {preset.value}" if preset.key == "method" else f"{preset.key}={preset.value}"
+            told = chosen if place.get(preset.key, place[key]) == place[key] else f"{place[preset.key]}: {preset.key}={preset.value}"
             yield (f"{place[key]}: {key}={_written(given[key])} contradicts {told}, which stands for {key}={_written(fixed)}: "
-                   f"{METHODS[method].text}")
+                   f"{preset.text}")
 
 
 def _contradictions(config):
@@ -101,6 +121,16 @@ def _contradictions(config):
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
         yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
+    if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
+        yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
+               "made by piebridge forge")
+    if config.as_released and config.method not in RELEASED:
+        yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
+    if config.strategy != "configured" and config.as_released:
+        yield ("as_released", "strategy"), f"as_released=true does as the artifact does, strategy={config.strategy} does not; choose one"
+    if config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
+        yield (("strategy", "method"), f"strategy={config.strategy} trains through proxies, method {config.method} stands for none; "
+               "use method=ours")
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
 

@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple
 
 from piebridge.core.byte_sizes import parse_bytes
 from piebridge.core.errors import UserError
-from piebridge.core.methods import METHODS
+from piebridge.core.methods import METHODS, STRATEGIES
 from piebridge.core.proxy_specs import parse_spec
 
 # those of core/backends/registry.py, which needs torch; a test compares them
@@ -34,7 +34,8 @@ def workers_option():
 
 def _is_router(value):
     level = str(value)[len("level:"):]
-    return value in ("none", "residual", "policy", "random") or (str(value).startswith("level:") and level in map(str, range(1000)))
+    is_word = value in ("none", "residual", "policy", "shuffled", "importance", "random")
+    return is_word or (str(value).startswith("level:") and level in map(str, range(1000)))
 
 
 def _check_size(text):
@@ -157,13 +158,19 @@ class Proxies:
     levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8", check=_check_levels)
     set: Optional[str] = option(None, "folder of a proxy set (`piebridge forge`), in place of levels that the device makes", is_path=True)
     use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
+    bridge: str = option("fitted", "what takes a proxy's features to the original's: fitted (a map fitted on training images, after that "
+                         "of the set if there is one), set (the set's alone) or none", choices=("fitted", "set", "none"))
+    loading: str = option("resident", "levels in memory: resident (all), or double_buffer (two at most: that in use, and the next one, "
+                          "which a thread builds)", choices=("resident", "double_buffer"))
     calibration_images: int = option(64, "unlabelled training images that fit the bridge maps", low=8, high=100000)
 
 
 @dataclass(frozen=True)
 class Router:
-    kind: str = option("none", "how a sample gets its level: none, residual, policy, random or level:N",
-                       accepts=_is_router, wanted="none, residual, policy, random or level:N")
+    kind: str = option("none", "how a sample gets its first level: none, residual, policy, shuffled (another sample's by the policy), "
+                       "importance (the original; the gate moves it), random (as many on each as with residual) or level:N",
+                       accepts=_is_router, wanted="none, residual, policy, shuffled, importance, random or level:N")
+    skips_proxies: bool = option(False, "leave samples out of an epoch that would go to a proxy")
     predictor: str = option("device", "of kind=residual; device: fitted here on calibration images; set: what the proxy set has, with "
                             "its own scores, which takes no pass of the original", choices=("device", "set"))
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
@@ -173,9 +180,11 @@ class Router:
 
 @dataclass(frozen=True)
 class Gate:
-    kind: str = option("none", "which samples run backward: none (all), loss, or auto: loss where skipping saves time",
-                       choices=("none", "loss", "auto"))
+    kind: str = option("none", "which samples run backward: none (all), loss, batch (all of a batch or none), or auto: loss where skipping "
+                       "saves time", choices=("none", "loss", "batch", "auto"))
     momentum: float = option(0.8, "momentum of the running loss that a sample is compared with", low=0.0, high=0.9999)
+    factor: float = option(0.8, "of gate.kind=batch: a batch runs where its loss is above this times the running loss; -1: all do "
+                           "(EMAalpha of the released artifact)", low=-1.0, high=100.0)
 
 
 @dataclass(frozen=True)
@@ -194,9 +203,12 @@ class Config:
     output: Optional[str] = option(None, "run folder; default: beside the configuration", is_path=True)
     resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
     overwrite: bool = option(False, "replace a finished run")
+    strategy: str = option("configured", "what to do for a sample: as the other keys say, or the paper's algorithm, with a proxy set",
+                           choices=tuple(STRATEGIES))
+    as_released: bool = option(False, "do as the released artifact of the paper does, where that differs from the paper")
     step: str = option("eager", "training step: eager (autograd), direct (the known gradient of a linear head), prune_train (autograd, "
-                       "group lasso, channels removed) or elastic (autograd for chosen tensors)",
-                       choices=("eager", "direct", "prune_train", "elastic"))
+                       "group lasso, channels removed), elastic (autograd for chosen tensors) or fresh_adam (Adam made anew each step)",
+                       choices=("eager", "direct", "prune_train", "elastic", "fresh_adam"))
     trust_pickle: bool = option(False, "allow files that can run code when they are read")
     splits: Splits = Splits()
     pseudo: Pseudo = Pseudo()

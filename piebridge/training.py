@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config, training_keys
+from piebridge.core.as_released import counted_images
 from piebridge.core.assembly import Workplace, build_parts, evaluation_batches
 from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
@@ -211,7 +212,9 @@ def _train_and_save(work, checkpoint, record):
 def test_accuracy(network_file, work):
     """Accuracy of a saved network on the test images, or None where there are none."""
     network = load_network(str(network_file)).to(work.device).eval()
-    return evaluate(network, evaluation_batches(work, network.description, work.dataset.test))[0]
+    counted, share = counted_images(work.dataset.test) if work.config.as_released else (work.dataset.test, 1.0)
+    accuracy = evaluate(network, evaluation_batches(work, network.description, counted))[0]
+    return None if accuracy is None else accuracy * share
 
 
 def _open_folder(folder, config, record):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from piebridge.core.as_released import CountedValidation, FreshAdamStep, counted_images, released_batches
 from piebridge.core.direct_step import DirectStep
 from piebridge.core.elastic_trainer import ElasticStep
 from piebridge.core.errors import UserError
@@ -17,6 +18,7 @@ from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.prune_train import PruneTrainStep
 from piebridge.core.router import FixedRouter
+from piebridge.core.sampler import EverySample, OriginalOnly, epoch_batches
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
 from piebridge.core.transforms import Transform
@@ -27,6 +29,7 @@ STEPS = {
     "direct": lambda tuning, config: DirectStep(tuning, config.optimizer),
     "prune_train": lambda tuning, config: PruneTrainStep(tuning, config.optimizer, config.pet, config.prune_train),
     "elastic": lambda tuning, config: ElasticStep(tuning, config.optimizer, config.elastic),
+    "fresh_adam": lambda tuning, config: FreshAdamStep(tuning, config.optimizer),
 }
 
 
@@ -67,9 +70,11 @@ def build_parts(work):
         source, router, labels = _from_stream(work, source, router)
         describe_sample = "arrival {} of the epoch".format
     parts = Parts(source=source, step=STEPS[config.step](tuning, config), gate=GATES[gate](config.gate),
-                  router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
+                  router=router, labels=labels, validate=_validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
-                  describe_sample=describe_sample)
+                  describe_sample=describe_sample,
+                  batches=released_batches if config.as_released else epoch_batches,
+                  pruner=OriginalOnly(router) if config.router.skips_proxies else EverySample())
     work.decisions.decide("gate", lambda: gate)
     return parts
 
@@ -95,12 +100,19 @@ def _from_stream(work, source, router):
     return StreamSource(source, stream), FixedRouter([level] * stream.size), stream
 
 
+def _validation(work, frozen):
+    if not work.config.as_released:
+        return Validation(work, frozen, work.dataset.val)
+    counted, share = counted_images(work.dataset.test)
+    return CountedValidation(Validation(work, frozen, counted), share)
+
+
 class Validation:
-    """Accuracy on the validation images, always through the original. What a frozen network makes of them is computed once, by
+    """Accuracy on some images (`samples`), always through the original. What a frozen network makes of them is computed once, by
     `prepare`, where it is feature vectors, which are small."""
 
-    def __init__(self, work, frozen):
-        self._work, self._frozen = work, frozen
+    def __init__(self, work, frozen, samples):
+        self._work, self._frozen, self._samples = work, frozen, samples
         self._features = None
 
     def prepare(self):
@@ -108,7 +120,7 @@ class Validation:
             self._features = list(self._values())
 
     def __call__(self, trainable):
-        """(accuracy, mean loss), or (None, None) without validation images."""
+        """(accuracy, mean loss), or (None, None) without images."""
         return evaluate(trainable, self._values() if self._features is None else self._features)
 
     def _values(self):
@@ -116,7 +128,7 @@ class Validation:
             yield self._frozen.original.features(images).to(self._work.device), labels
 
     def _images(self):
-        return evaluation_batches(self._work, self._work.network.description, self._work.dataset.val)
+        return evaluation_batches(self._work, self._work.network.description, self._samples)
 
 
 def evaluation_batches(work, description, samples):

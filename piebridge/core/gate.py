@@ -4,6 +4,10 @@
 count alike, or (is_selected bool [B], weights float [B] or None). See `step.gated_loss` for what follows from it.
 """
 
+import torch
+
+NO_AVERAGE = -1.0  # a running loss before the first batch, in the released artifact
+
 
 class OpenGate:
     """Every sample runs backward."""
@@ -47,6 +51,32 @@ class LossGate:
         self._threshold = state["threshold"]
 
 
+class WholeBatchGate:
+    """All of a batch runs backward, or none: where its mean loss is above factor * a, a running average of such losses.
+
+    a starts at -1, is then the first batch's loss, and follows a <- m * a + (1 - m) * loss. So a factor of -1 lets every batch pass, but
+    for a first one whose loss is at most 1; the artifact's other factor is 0.8, its m 9/11.
+    """
+
+    def __init__(self, factor, momentum):
+        self._factor, self._momentum = factor, momentum
+        self._average = NO_AVERAGE
+
+    def select(self, losses, indices=None):
+        """losses: float [B] -> None where the batch runs backward, else (bool [B], all False, None)."""
+        loss = float(losses.mean())
+        is_selected = loss > self._factor * self._average
+        is_first = self._average == NO_AVERAGE
+        self._average = loss if is_first else self._momentum * self._average + (1 - self._momentum) * loss
+        return None if is_selected else (torch.zeros(len(losses), dtype=torch.bool, device=losses.device), None)
+
+    def state(self):
+        return {"average": self._average}
+
+    def restore(self, state):
+        self._average = state["average"]
+
+
 class BatchGate:
     """A gate as a step sees it, which does not know whose losses it has: with the batch's samples filled in."""
 
@@ -57,4 +87,8 @@ class BatchGate:
         return self._gate.select(losses, self._indices)
 
 
-GATES = {"none": lambda settings: OpenGate(), "loss": lambda settings: LossGate(settings.momentum)}
+GATES = {
+    "none": lambda settings: OpenGate(),
+    "loss": lambda settings: LossGate(settings.momentum),
+    "batch": lambda settings: WholeBatchGate(settings.factor, settings.momentum),
+}

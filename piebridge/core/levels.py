@@ -14,11 +14,12 @@ from piebridge.core.device import describe_device
 from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
 from piebridge.core.proxies import expected_milliseconds
-from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded
+from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.set_routers import policy_of, predictor_of, residual_router_of
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
+BY_IMAGE = ("policy", "shuffled", "importance")  # routers that take all levels there are, whatever these leave
 BUILD_SECONDS = 0.3  # building and compiling one more network, measured on two x86 cores
 UNMEASURED_MILLISECONDS = 10.0  # one forward of the original where the backend was configured and so never timed
 # router: whether a sample may use the level; cost: ms of one forward; share: of the calibration images that may use it
@@ -65,7 +66,13 @@ class Proxies:
     def _takes_all(self):
         """Whether levels are kept whether they pay or not: those that the configuration names, and all that a set's router knows."""
         kind = self.part.config.router.kind
-        return self.settings.use == "all" or kind == "policy" or kind.startswith("level:") or self._goes_by_set
+        return self.settings.use == "all" or kind in BY_IMAGE or kind.startswith("level:") or self._goes_by_set
+
+    def _needs_original(self, offer):
+        """Whether its features are needed: to make the level, for residuals that route samples, or for a map of these images."""
+        kind = self.part.config.router.kind
+        has_map = self.settings.bridge != "fitted" or (kind.startswith("level:") and offer.bridge is not None)
+        return self.predictor is None and (offer.needs_images or kind in ("residual", "random") or not has_map)
 
     def _eligible(self):
         """The offers that the router could use."""
@@ -75,7 +82,7 @@ class Proxies:
         if kind.startswith("level:"):
             number = min(int(kind[len("level:"):]), len(self._offers))
             return self._offers[number - 1:number] if number else []
-        return self._offers if kind == "policy" or is_bounded(len(self.calibration), delta) else []
+        return self._offers if kind in BY_IMAGE or is_bounded(len(self.calibration), delta) else []
 
     def policy(self):
         """See set_routers.policy_of."""
@@ -125,20 +132,20 @@ class Proxies:
 
     def _consider(self, offer, is_kept):
         self.work.interrupt.check()
-        if self.predictor is not None or self.part.config.router.kind.startswith("level:") and offer.bridge is not None:
+        if not self._needs_original(offer):
             self._take_as_it_is(offer)
             return
         # int8 is built by one thread of OpenVINO's, while the original serves the calibration images; torch must not be disturbed so
         with ThreadPoolExecutor(1) as aside:
             is_ready = offer.precision == "int8" and not offer.needs_images
-            building = aside.submit(self._segment, offer, offer.make()) if is_ready else None
+            building = aside.submit(self._segment, offer, offer.make) if is_ready else None
             original = self._original_features()
         if len(original) < 2:
             self._notes.append(f"{offer.name} left out: fewer than two calibration images can be read")
             return
         try:
             with self.work.clock.phase("proxies"):
-                segment = building.result() if building else self._segment(offer, self._proxy(offer))
+                segment = building.result() if building else self._segment(offer, self._maker(offer))
                 level, router, residuals, share, cost = self._bridged(offer, segment, original)
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
@@ -151,28 +158,45 @@ class Proxies:
                            f"within the tolerance for {100 * share:.0f} %, {cost:.3g} ms per image, predicted to save {saved:.2f} s")
 
     def _take_as_it_is(self, offer):
-        """A set's level that serves every sample, or samples that the set's predictor gives it, needs the original for nothing, not
-        even to fit its map anew."""
+        """A level that needs the original for nothing, not even to fit a map."""
         try:
             with self.work.clock.phase("proxies"):
-                segment = self._segment(offer, offer.make())
+                segment = self._segment(offer, offer.make)
         except backends.Unsupported as reason:
             self._notes.append(f"{offer.name} left out: {reason}")
             return
-        level = Level(offer.name, self.part.loader(offer.resolution), segment, offer.bridge, identity=self._identity(offer, offer.bridge))
-        self._kept.append(Candidate(level, None, offer.share * self._milliseconds, 1.0))  # the set has the dearest first
+        served = self._served_map(offer, None)
+        level = Level(offer.name, self.part.loader(offer.resolution), segment, served, identity=self._identity(offer, served))
+        self._kept.append(Candidate(level, None, offer.share * self._milliseconds, 1.0))  # the dearest come first
         self._notes.append(f"{offer.name} kept: router.kind={self.part.config.router.kind}")
 
-    def _proxy(self, offer):
+    def _maker(self, offer):
+        """() -> the proxy's network; one that is made of images is made here and kept."""
         if not offer.needs_images:
-            return offer.make()
+            return offer.make
         loader = self.part.loader([self.part.native, offer.resolution])
         images = next(loader.batches([self._readable], self.work.view_seed(0)))[1]
-        return offer.make(*[tensor.to(self.work.device) for tensor in images])
+        network = offer.make(*[tensor.to(self.work.device) for tensor in images])
+        return lambda: network
 
-    def _segment(self, offer, network):
-        self._fingerprints[offer.name] = self.work.fingerprint if network is self.work.network else network.fingerprint()
-        return self.part.segment(network, offer.resolution, offer.precision)
+    def _segment(self, offer, make):
+        """Of the network that `make()` gives, whose fingerprint is noted when it is made for the first time."""
+        def build():
+            network = make()
+            if offer.name not in self._fingerprints:
+                is_original = network is self.work.network
+                self._fingerprints[offer.name] = self.work.fingerprint if is_original else network.fingerprint()
+            return self.part.segment(network, offer.resolution, offer.precision)
+
+        return self.part.loading.open(build)
+
+    def _served_map(self, offer, fitted):
+        """What a level's features go through: the set's map and the one `fitted` on top of it, the set's alone, or nothing (None)."""
+        if self.settings.bridge == "none":
+            return None
+        if self.settings.bridge == "set" or fitted is None:
+            return offer.bridge
+        return fitted if offer.bridge is None else Chain(offer.bridge, fitted)
 
     def _identity(self, offer, bridge):
         return {"network": self._fingerprints[offer.name], "precision": offer.precision, "bridge": bridge and bridge.fingerprint()}
@@ -191,13 +215,15 @@ class Proxies:
             pieces.append(segment(images).cpu().numpy())
             milliseconds.append(1000 * (time.perf_counter() - start) / len(images))
         features = np.concatenate(pieces)
-        features = features if offer.bridge is None else offer.bridge(features)
-        bridge, residuals = fit_bridge_map(features, original)
+        in_set = features if offer.bridge is None else offer.bridge(features)
+        bridge, residuals = fit_bridge_map(in_set, original)  # also where no map is served: samples are then routed as if it were
+        if self.settings.bridge == "set":
+            residuals = relative_residuals(in_set, original)
+        served = self._served_map(offer, bridge)
         cost = self._remembered(offer, min(milliseconds))  # the first call, and whatever else runs, can only make one longer
-        predictor, predicted = fit_residual_predictor(bridge(features), residuals)
+        predictor, predicted = fit_residual_predictor(features if served is None else served(features), residuals)
         router = ResidualRouter(predictor, part.config.router.tolerance, part.config.router.delta)
-        whole = bridge if offer.bridge is None else Chain(offer.bridge, bridge)
-        level = Level(offer.name, loader, segment, whole, identity=self._identity(offer, whole))
+        level = Level(offer.name, loader, segment, served, identity=self._identity(offer, served))
         return level, router, residuals, float((router.levels(predicted) > 0).mean()), cost
 
     def _remembered(self, offer, milliseconds):

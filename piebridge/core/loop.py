@@ -35,6 +35,7 @@ class Parts:
     batch_size: int
     seed: int
     describe_sample: Callable = str  # sample index -> its file name, for errors
+    batches: Callable = epoch_batches  # (samples, batch size, seed, epoch, levels or None) -> lists of positions, see core/sampler.py
     pruner: Any = field(default_factory=EverySample)  # which samples an epoch leaves out, see core/sampler.py
 
 
@@ -70,7 +71,7 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
         usable = parts.pruner.kept(parts.labels.known(parts.source.usable), epoch)
         levels = parts.router.levels[usable] if parts.source.needs_level_batches else None
         batches = [[usable[position] for position in batch]
-                   for batch in epoch_batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
+                   for batch in parts.batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
         stream = parts.source.stream(batches[progress.batch:], epoch, parts.router.levels)
         bar = progress_bar(total=len(batches), initial=progress.batch, desc=f"epoch {epoch + 1}/{total}", unit="batch")
         with contextlib.closing(stream), bar:
@@ -82,7 +83,7 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
                 if interrupt.signal_name or checkpoints.due():
                     checkpoints.save()
                     interrupt.check()
-        if not progress.seen:
+        if batches and not progress.seen:
             raise UserError(NOTHING_READABLE)
         with clock.phase("trainable"):
             parts.router.end_epoch()

@@ -7,6 +7,9 @@ Method = namedtuple("Method", "text fixed defaults")
 
 _PLAIN = {"step": "eager", "cache.kind": "none", "proxies.levels": (), "proxies.set": None, "router.kind": "none", "gate.kind": "none"}
 
+_OURS = {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto", "step": "direct",
+         "proxies.levels": ("224px-int8", "192px-int8", "160px-int8", "224px-drop1", "160px")}
+
 METHODS = {
     "FTAll": Method("full fine-tuning as published: every layer, every image through the whole network",
                     dict(_PLAIN, **{"pet.kind": "all", "backend.name": "eager"}), {"optimizer.lr": 3e-4}),
@@ -27,7 +30,47 @@ METHODS = {
                      dict(_PLAIN, **{"pet.kind": "bias", "backend.name": "eager"}), {}),
     "LoRA": Method("low-rank updates (Hu et al. 2022) and the head, eagerly on every image in every epoch",
                    dict(_PLAIN, **{"pet.kind": "lora", "backend.name": "eager"}), {}),
-    "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {},
-                   {"cache.kind": "auto", "router.kind": "residual", "gate.kind": "auto", "step": "direct",
-                    "proxies.levels": ("224px-int8", "192px-int8", "160px-int8", "224px-drop1", "160px")}),
+    "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {}, _OURS),
+    # `ours` with one thing changed
+    "skip_instead_of_proxy": Method("ours, where samples that would go to a proxy are skipped, so that nothing is trained through one",
+                                    {"router.skips_proxies": True, "cache.kind": "none"}, _OURS),
+    "random_routing": Method("ours, with as many samples on each proxy, drawn by lot", {"router.kind": "random"}, _OURS),
+    "static_proxy": Method("ours, with one proxy of half the cost for all samples", {},
+                           dict(_OURS, **{"router.kind": "level:1", "proxies.levels": ("160px",)})),
+    "no_alignment": Method("ours, routed alike, without the maps that take the proxies' features to the original's",
+                           {"proxies.bridge": "none"}, _OURS),
+    "no_gate": Method("ours, with every sample running backward, so that levels stay what the router gave", {"gate.kind": "none"}, _OURS),
+    "no_policy": Method("ours, where every sample starts at the original and only the gate moves it",
+                        {"router.kind": "importance", "cache.kind": "none"}, _OURS),
+    "no_cache": Method("ours, with every sample going through its network in every epoch", {"cache.kind": "none"}, _OURS),
+    "with_augmentation": Method("ours, with a fresh random crop and flip of each image in each epoch, which nothing can cache",
+                                {"loader.augment": "crop_flip"}, _OURS),
 }
+
+# strategy: settings that belong together, refused when a configuration says otherwise
+STRATEGIES = {
+    "configured": {},
+    "paper": {"router.kind": "policy", "gate.kind": "loss", "cache.kind": "none", "proxies.use": "all", "proxies.bridge": "set",
+              "proxies.loading": "double_buffer"},
+}
+
+# what a method's name stands for beside that, under a strategy
+UNDER_A_STRATEGY = {("paper", "random_routing"): {"router.kind": "shuffled"}}  # as many samples on each level as the policy puts there
+
+_AS_RELEASED = {"loader.augment": "none", "splits.val_fraction": 0.0, "cache.kind": "none", "optimizer.kind": "sgd",
+                "optimizer.momentum": 0.0, "optimizer.weight_decay": 0.0, "optimizer.schedule": "constant",
+                "optimizer.label_smoothing": 0.0, "step": "eager"}
+_ROUTED = dict(_AS_RELEASED, **{"router.kind": "policy", "gate.kind": "batch", "gate.momentum": 9 / 11, "proxies.levels": (),
+                                "proxies.use": "all", "proxies.bridge": "set"})
+# what as_released=true makes of a method, in the place of what its name stands for otherwise
+RELEASED = {
+    "ours": _ROUTED,
+    "PET": dict(_ROUTED, **{"gate.factor": -1.0}),  # the routed path of `ours`, with a gate that is always open
+    "FTAll": dict(_AS_RELEASED, **{"pet.kind": "all", "proxies.levels": (), "proxies.set": None, "router.kind": "none",
+                                   "gate.kind": "none"}),
+}
+
+
+def released_settings(method, pet_kind):
+    """What as_released=true stands for with a method of RELEASED and a PET kind."""
+    return dict(RELEASED[method], step="fresh_adam") if pet_kind == "adapter" else RELEASED[method]

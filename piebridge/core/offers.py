@@ -30,7 +30,7 @@ def offers(config, network, fingerprint):
         specs = sorted({parse_spec(text) for text in config.proxies.levels},
                        key=lambda spec: (-spec.resolution, spec.dropped, spec.precision != "int8"))
         return [_made_here(network, spec, costs) for spec in specs], None
-    proxy_set = load_proxy_set(config.proxies.set)
+    proxy_set = load_proxy_set(config.proxies.set, keeps_networks=config.proxies.loading == "resident")
     found = proxy_set.manifest["original"]["fingerprint"]
     if found != fingerprint:
         raise UserError(f"proxies.set={config.proxies.set}: was made of {proxy_set.original.description['name']} with other weights than "

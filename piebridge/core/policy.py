@@ -26,15 +26,20 @@ class PolicyRouter:
         self.network, self.size = network.eval(), height
         self._segment = segment or network.features
 
-    def __call__(self, images):
+    def __call__(self, images, indices=None):
         """Images float32 [N, 3, H, W], normalised as the policy's description says -> levels int64 [N], on the CPU.
 
-        Images larger than `size` are averaged down to it; best is a loader at `size`, which is what the training saw.
+        Images larger than `size` are averaged down to it; best is a loader at `size`, which is what the training saw. Which samples
+        they are (`indices`) changes nothing.
         """
+        return self.logits(images).argmax(dim=1).cpu().numpy().astype(np.int64)
+
+    def logits(self, images):
+        """Images as above -> what the policy says of each level, float [N, L]."""
         if tuple(images.shape[-2:]) != (self.size, self.size):
             images = F.adaptive_avg_pool2d(images, self.size)
         with torch.no_grad():
             logits = self.network.head(self._segment(images))
         if not bool(torch.isfinite(logits).all()):
             raise UserError(f"policy {self.network.description['name']}: gives values that are not finite; is its file whole?")
-        return logits.argmax(dim=1).cpu().numpy().astype(np.int64)
+        return logits

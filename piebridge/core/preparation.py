@@ -10,10 +10,12 @@ import logging
 import numpy as np
 
 from piebridge.core import backends
+from piebridge.core.as_released import NoisyPolicy
 from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.errors import UserError
 from piebridge.core.feature_augmentation import feature_augmentation
 from piebridge.core.graph import INPUT
+from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter
@@ -70,7 +72,8 @@ class FrozenPart:
         self.calibration = self._choose_calibration() if self.uses_proxies else []
         self._shape = None  # of one sample's value at the tap
         self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
-        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._choose_backend())
+        self.loading = Resident()
+        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
 
     def source_and_router(self):
         """(source, router), with everything computed that they need."""
@@ -101,7 +104,7 @@ class FrozenPart:
             for level in levels:
                 level.loader = self.rows.pixel_loader(level.loader)
         self.rows.report()
-        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock)
+        source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock, self.loading)
         return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
 
     def _cached_source(self, levels, routing, caches):
@@ -148,8 +151,17 @@ class FrozenPart:
             name = backends.INT8
         return backends.build_segment(name, network, size, self.batch_size)
 
+    def _original_segment(self):
+        built = self._choose_backend()
+        name = self.decisions.values["backend"]["backend"]
+        runs_beside_torch = bool(backends.BACKENDS[name].packages)
+        self.loading = LOADING[self.config.proxies.loading](runs_beside_torch)
+        with self.work.clock.phase("probe"):
+            return self.loading.open(lambda: built.pop() if built else backends.build_segment(
+                name, self.tuning.frozen(), self.native, self.batch_size))
+
     def _choose_backend(self):
-        """The original's segment on the configured, the recorded or the fastest backend."""
+        """Decide for the configured, the recorded or the fastest backend; a list of the original's segment on it, if that was built."""
         work, wanted = self.work, self.config.backend.name
         built = []
 
@@ -164,9 +176,7 @@ class FrozenPart:
             speed = f", {choice['milliseconds']:.3g} ms per image" if choice.get("milliseconds") else ""
             LOG.info("frozen segments run on %s%s", choice["backend"], speed)
             LOG.debug("why %s: %s", choice["backend"], choice["reason"])
-            if built and built[0] is not None:
-                return built[0]
-            return backends.build_segment(choice["backend"], self.tuning.frozen(), self.native, self.batch_size)
+        return [segment for segment in built if segment is not None]
 
     def _probe(self):
         batches = self.loader(self.native).batches(in_batches(self.count, self.batch_size), self.work.view_seed(0))
@@ -184,13 +194,13 @@ class FrozenPart:
         kind, filled = self.config.router.kind, {}
         if proxies.predictor is not None:
             routing, filled[len(levels) - 1] = self._by_prediction(levels[-1], proxies.residual_router())
-        elif kind == "policy":
+        elif kind in ("residual", "random"):
+            return self._cascade(levels, proxies)
+        elif kind in ("policy", "shuffled"):
             with self.work.clock.phase("proxies"):
                 routing = self.by_policy(*proxies.policy())
-        elif kind.startswith("level:"):
-            routing = np.ones(self.count, dtype=np.int64)
         else:
-            return self._cascade(levels, proxies)
+            routing = np.full(self.count, 0 if kind == "importance" else 1, dtype=np.int64)
         if not self.is_cached:
             return routing, []
         served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
@@ -200,11 +210,22 @@ class FrozenPart:
         return routing, [(filled[number], indices) for number, indices in served.items() if indices]
 
     def by_policy(self, policy, numbers):
-        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output."""
+        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output.
+
+        router.kind=shuffled: the same levels, dealt out by lot.
+        """
+        if self.config.as_released:  # with noise, and its time not counted
+            with self.work.clock.evaluation():
+                return self._looked_at(NoisyPolicy(policy, self.count, self.config.seed), numbers)
+        routing = self._looked_at(policy, numbers)
+        is_dealt = self.config.router.kind == "shuffled"
+        return np.random.RandomState(self.config.seed).permutation(routing) if is_dealt else routing
+
+    def _looked_at(self, policy, numbers):
         routing = np.zeros(self.count, dtype=np.int64)
         for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
             if indices:
-                routing[indices] = numbers[policy(images)]
+                routing[indices] = numbers[policy(images, indices)]
         return routing
 
     def _by_prediction(self, cheapest, router):

@@ -50,6 +50,19 @@ class Proxy(namedtuple("Proxy", "name network resolution precision bridge kept c
         return super().__new__(cls, name, network, resolution, precision, bridge, kept or {}, cuts or {}, facts or {})
 
 
+class OnDemandProxy(Proxy):
+    """A Proxy whose network is read from its file each time it is asked for."""
+
+    @classmethod
+    def of(cls, proxy, read):
+        """proxy: a Proxy, whose network is let go; read: () -> the same Proxy."""
+        return cls._make(proxy._replace(network=read))
+
+    @property
+    def network(self):
+        return self[self._fields.index("network")]().network
+
+
 def named_tensors(network):
     """{state dict key: parameter or buffer}, the objects themselves."""
     return dict(network.named_buffers(), **dict(network.named_parameters()))
@@ -172,17 +185,17 @@ def _bridge(path, tensors, width):
 
 def _network_tensors(path, description, stored, source, cuts, shared, earlier):
     """{key: tensor} of a proxy's network, each from where it is."""
-    found = {}
+    found, opened = {}, {}
     for key, shape in expected_shapes(description).items():
         if key in stored:
             tensor = stored.pop(key)
             wanted = source.dtypes.get(key, source.dtypes[source.description["head"] + ".weight"])
             if tensor.dtype != wanted:
                 raise UserError(f"{path}: tensor {key!r} is {tensor.dtype} where the original has {wanted}")
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if not _is_finite(tensor):
                 raise UserError(f"{path}: tensor {key!r} has values that are not finite; forge the proxy again")
         elif key in shared:
-            tensor = _shared(path, key, shared[key], earlier)
+            tensor = _shared(path, key, shared[key], earlier, opened)
         elif key in source.shapes:
             tensor = source.part(key, cuts.get(key, []))
         else:
@@ -195,8 +208,18 @@ def _network_tensors(path, description, stored, source, cuts, shared, earlier):
     return found
 
 
-def _shared(path, key, name, earlier):
-    tensors = named_tensors(earlier[name].network) if isinstance(name, str) and name in earlier else {}
+def _is_finite(tensor):
+    """In numpy where it can be: the thread that loads a level may run no parallel operation of torch (see core/level_loader.py)."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(torch.isfinite(tensor).all() if tensor.dtype == torch.bfloat16 else np.isfinite(tensor.numpy()).all())
+
+
+def _shared(path, key, name, earlier, opened):
+    """A tensor of an earlier proxy. opened: {file: its tensors}, of those that were looked at, since their networks may be read anew."""
+    if isinstance(name, str) and name in earlier and name not in opened:
+        opened[name] = named_tensors(earlier[name].network)
+    tensors = opened[name] if isinstance(name, str) and name in opened else {}
     if key not in tensors:
         raise UserError(f"{path}: tensor {key!r} should be that of {name!r:.60}, which is no earlier proxy of the set that has it")
     return tensors[key] if isinstance(tensors[key], nn.Parameter) else tensors[key].clone()  # batch norm writes to its buffers

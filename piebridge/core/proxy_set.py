@@ -11,6 +11,7 @@ more copy of what is cut, whatever the number of proxies, or none with `is_reord
 """
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -25,7 +26,7 @@ from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.order_file import read_order, write_order
 from piebridge.core.packages import one_line
 from piebridge.core.predictor_file import load_predictor, save_predictor
-from piebridge.core.proxy_file import Proxy, check_proxy, read_proxy_file, write_proxy_file
+from piebridge.core.proxy_file import OnDemandProxy, Proxy, check_proxy, read_proxy_file, write_proxy_file
 from piebridge.core.shared_tensors import SharedTensors, in_own_order
 
 __all__ = ["Proxy", "ProxySet", "load_proxy_set", "write_proxy_set"]
@@ -53,13 +54,14 @@ class ProxySet:
         self.manifest = manifest
 
 
-def load_proxy_set(folder, is_reordered=False):
+def load_proxy_set(folder, is_reordered=False, keeps_networks=True):
     """The ProxySet in a folder; every file is compared with its hash in the manifest, and no code from it is run.
 
     Networks are in eval mode. Parameters that a proxy has in common with the original are the same objects, cut ones are views where
     the set's order allows, buffers are copies. is_reordered: keep the original in nested order, which saves memory and changes its
-    outputs by the rounding of sums; the proxies' cuts are then told of it. UserError names the file that is missing, damaged or
-    swapped, or that says something impossible.
+    outputs by the rounding of sums; the proxies' cuts are then told of it. keeps_networks: where not, each proxy's network is read
+    from its file whenever it is asked for, so that of the tensors that the original lacks only those in use are in memory. UserError
+    names the file that is missing, damaged or swapped, or that says something impossible.
     """
     folder = expand_user(folder)
     manifest = proxy_manifest.read_manifest(folder)
@@ -67,12 +69,14 @@ def load_proxy_set(folder, is_reordered=False):
     original = load_network_file(folder / proxy_manifest.ORIGINAL)
     shapes = {key: tuple(tensor.shape) for key, tensor in original.state_dict().items()}
     order = read_order(folder / proxy_manifest.ORDER, shapes) if manifest.get("order") else {}
-    source = SharedTensors(original, order, is_reordered)
+    source = SharedTensors(original, order, is_reordered, keeps_parts=keeps_networks)
     del original
     proxies = {}
     for entry in manifest["proxies"]:
         path = folder / entry["file"]
-        proxies[entry["file"]] = proxy = read_proxy_file(path, source, manifest["original"]["sha256"], proxies)
+        read = functools.partial(read_proxy_file, path, source, manifest["original"]["sha256"], proxies)
+        proxy = read()
+        proxies[entry["file"]] = proxy if keeps_networks else OnDemandProxy.of(proxy, read)
         if proxy.name != entry.get("name"):
             raise UserError(f"{path}: holds the proxy {proxy.name!r} where {proxy_manifest.NAME} lists {entry.get('name')!r:.60}")
     policy = load_network_file(folder / proxy_manifest.POLICY) if manifest.get("policy") else None

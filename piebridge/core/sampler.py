@@ -10,7 +10,7 @@ def epoch_batches(count, batch_size, seed, epoch, levels=None):
     within one, so that a mini-batch has one level and each network is loaded once (PieBridge, mini-batch re-organisation); the
     last batch of a level may be smaller.
     """
-    order = np.random.RandomState(_epoch_seed(seed, epoch)).permutation(count)
+    order = np.random.RandomState(epoch_seed(seed, epoch)).permutation(count)
     if levels is None:
         groups = [order]
     else:
@@ -39,5 +39,17 @@ class EverySample:
         pass
 
 
-def _epoch_seed(seed, epoch):
+class OriginalOnly(EverySample):
+    """Samples that would go to a proxy are left out (an ablation: are proxies worth more than skipping?)."""
+
+    def __init__(self, router):
+        self._router = router
+
+    def kept(self, usable, epoch):
+        levels = self._router.levels[usable]
+        return [index for index, level in zip(usable, levels) if level == 0]
+
+
+def epoch_seed(seed, epoch):
+    """The seed of one epoch's order."""
     return (seed * 1000003 + epoch * 7919 + 17) % (2 ** 32)

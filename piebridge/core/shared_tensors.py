@@ -16,11 +16,12 @@ from piebridge.core.slices import cut, is_prefix, reordered, scatter
 class SharedTensors:
     """original: GraphNetwork as its file has it. order: cuts with all positions of each axis they name, or {}.
 
-    `original` is then the one to use: the same, or, where `is_reordered`, one in nested order.
+    `original` is then the one to use: the same, or, where `is_reordered`, one in nested order. keeps_parts: whether a copy that was made
+    for one proxy stays for the next.
     """
 
-    def __init__(self, original, order, is_reordered=False):
-        self.order, self.description, self.is_reordered = order, original.description, is_reordered
+    def __init__(self, original, order, is_reordered=False, keeps_parts=True):
+        self.order, self.description, self.is_reordered, self._keeps_parts = order, original.description, is_reordered, keeps_parts
         tensors = dict(original.named_buffers(), **dict(original.named_parameters()))
         self.shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
         self.dtypes = {key: tensor.dtype for key, tensor in tensors.items()}
@@ -34,8 +35,8 @@ class SharedTensors:
         """The part of a tensor that its slices (in the original's own order) name.
 
         Of a parameter: the parameter itself where nothing is cut, a view where its positions are a prefix in nested order (or
-        in the own order, where the set has no other), otherwise a copy; the same part is the same object. A joint matrix of query,
-        key and value is three prefixes, and so copied. Buffers are copies, since batch norm writes to them.
+        in the own order, where the set has no other), otherwise a copy; the same part is the same object, where parts are kept. A joint
+        matrix of query, key and value is three prefixes, and so copied. Buffers are copies, since batch norm writes to them.
         """
         if key in self.order and (slices or self.is_reordered):
             base, slices = self._nested[key], reordered(slices, self.order[key])
@@ -47,10 +48,10 @@ class SharedTensors:
         if not slices:
             return base
         place = key, tuple((axis, tuple(positions)) for axis, positions in slices)
-        if place not in self._parts:
-            self._parts[place] = _like(base, cut(base.detach(), slices))
-        return self._parts[place]
-
+        part = self._parts[place] if place in self._parts else _like(base, _taken(base.detach(), slices))
+        if self._keeps_parts:
+            self._parts[place] = part
+        return part
 
     def cuts_in_memory(self, cuts):
         """Cuts of the original's file -> the same cuts of `original`, which may be in nested order."""
@@ -67,6 +68,16 @@ def in_own_order(network, order):
     tensors.update({key: _like(tensors[key], scatter(tensors[key].detach(), slices, torch.empty_like(tensors[key].detach())))
                     for key, slices in order.items()})
     return GraphNetwork(network.description, tensors).train(network.training)
+
+
+def _taken(tensor, slices):
+    """`cut`, with copies made by numpy where it can: the thread that loads a level may run no parallel operation of torch."""
+    if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16 or all(is_prefix(positions) for _, positions in slices):
+        return cut(tensor, slices)
+    array = tensor.numpy()
+    for axis, positions in slices:
+        array = array[(slice(None),) * axis + (slice(len(positions)),)] if is_prefix(positions) else array.take(positions, axis)
+    return torch.from_numpy(array)
 
 
 def _not_whole(slices, shape):

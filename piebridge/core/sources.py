@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from piebridge.core.errors import RunFailed
+from piebridge.core.level_loader import Resident
 from piebridge.core.progress_bar import progress_bar
 
 
@@ -31,24 +32,31 @@ class Level:
 
 
 class LevelSource:
-    """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew."""
+    """The levels' images, or what their frozen networks make of them, batch by batch, each epoch anew.
+
+    loading: which of the levels' segments are in memory, see core/level_loader.py; it made them.
+    """
 
     threads = None
     repeats = True  # each epoch shows the same samples
 
-    def __init__(self, levels, usable, view_seed, device, clock):
+    def __init__(self, levels, usable, view_seed, device, clock, loading=None):
         self.levels, self.usable = levels, usable
         self.needs_level_batches = len(levels) > 1
-        self._view_seed, self._device, self._clock = view_seed, device, clock
+        self._view_seed, self._device, self._clock, self._loading = view_seed, device, clock, loading or Resident()
 
     def stream(self, batches, epoch, levels):
-        """Yield (indices, values float32 [B, ...], the trainable part's level); all samples of a batch must have one level."""
-        for level, group in itertools.groupby(batches, key=lambda batch: int(levels[batch[0]])):
-            current = self.levels[level]
-            for indices, images in timed(current.loader.batches(list(group), self._view_seed(epoch)), self._clock):
-                with self._clock.phase("frozen"):
-                    values = current.features(images).to(self._device) if indices else None
-                yield indices, values, current.number
+        """Yield (indices, values float32 [B, ...], the trainable part's level); a batch has the level of its first sample."""
+        groups = [(self.levels[number], list(group))
+                  for number, group in itertools.groupby(batches, key=lambda batch: int(levels[batch[0]]))]
+        with self._loading.visiting([level.segment for level, _ in groups]):
+            for current, group in groups:
+                with self._clock.phase("proxies"):
+                    self._loading.load(current.segment)
+                for indices, images in timed(current.loader.batches(group, self._view_seed(epoch)), self._clock):
+                    with self._clock.phase("frozen"):
+                        values = current.features(images).to(self._device) if indices else None
+                    yield indices, values, current.number
 
 
 class CachedSource:

@@ -67,7 +67,8 @@ class TrainedLevels:
             raise UserError(f"proxies: level {offer.name}: network {self.work.network.description['name']} does not run on images of "
                             f"{size} x {size} pixels ({one_line(error)[:160]})") from None
         tuning.train()
-        segment = None if tuning.tap_of(number) == INPUT else self.part.segment(frozen, size, offer.precision)
+        segment = None if tuning.tap_of(number) == INPUT else self.part.loading.open(
+            lambda: self.part.segment(frozen, size, offer.precision))
         return Level(offer.name, self.part.loader(size), segment, number=number)
 
     def _images(self, offer):
@@ -81,11 +82,11 @@ class TrainedLevels:
         if kind == "random":
             random = np.random.RandomState((self.config.seed * 1000 + 7) % 2 ** 32)
             return random.randint(len(wanted) + 1, size=self.part.count)
-        if kind == "policy":
+        if kind in ("policy", "shuffled"):
             if proxy_set is None or proxy_set.policy is None:
                 raise UserError("router.kind=policy: needs proxies.set of a set that was forged with a policy; use router.kind=random")
             numbers = [0]
             for offer in found:
                 numbers.append(wanted.index(offer) + 1 if offer in wanted else numbers[-1])
             return self.part.by_policy(PolicyRouter(proxy_set.policy, len(numbers)), np.array(numbers))
-        return np.full(self.part.count, len(wanted), dtype=np.int64)
+        return np.full(self.part.count, 0 if kind == "importance" else len(wanted), dtype=np.int64)

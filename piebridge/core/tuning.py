@@ -87,7 +87,10 @@ class Tuning:
         description["class_names"] = own["class_names"]
         head = graph.nodes_by_name(own)[own["output"]]
         graph.nodes_by_name(description)[description["output"]].update(arguments=dict(head["arguments"]))
-        tensors = dict(self._renamed(_named_tensors(network)), **self._trained)
+        own_tensors = self._renamed(_named_tensors(network))
+        for key in set(own_tensors).difference(self._trained):  # a set's proxies come as networks that could be trained
+            own_tensors[key].requires_grad_(False)
+        tensors = dict(own_tensors, **self._trained)
         level = _Level(self._structure.edit(description), tensors, self._renamed(cuts or {}), self._trained, self._structure, self._body)
         self._levels.append(level.train(self.training))
         return len(self._levels) - 1

@@ -34,7 +34,7 @@ def test_all_problems_are_reported_together(tmp_path):
     assert "epochs: 'many' is not a whole number" in message
     assert "optimizer.lr: -1.0 is below the least allowed, 0.0" in message
     assert "batchsize: unknown key (did you mean 'loader.batch_size'?)" in message
-    assert "command line: gate.kind: 'los' is not one of none, loss, auto (did you mean 'loss'?)" in message
+    assert "command line: gate.kind: 'los' is not one of none, loss, batch, auto (did you mean 'loss'?)" in message
     assert len(message.splitlines()) == 4
 
 
@@ -81,7 +81,8 @@ def test_contradiction_is_refused_in_the_methods_words(tmp_path):
     ("a: &x [1]\nb: *x\n", "aliases"), ("epochs: true\n", "not a whole number"), ("optimizer: {lr: .nan}\n", "not a finite number"),
     ("optimizer: {lr: 1e999}\n", "not a finite number"), ("method: Ours\n", "'Ours' is not one of FTAll"),
     ("loader: {workers: some}\n", "is not auto or a number from 0 to 256"), ("overwrite: 1\n", "not true or false"),
-    ("router: {kind: level:x}\n", "none, residual, policy, random or level:N"), ("1: a\n1: b\n", "key '1' is given twice"),
+    ("router: {kind: level:x}\n", "none, residual, policy, shuffled, importance, random or level:N"),
+    ("1: a\n1: b\n", "key '1' is given twice"),
     ("true: a\ntrue: b\n", "key 'True' is given twice"), ("1: a\n'1': b\n", "key '1' is given twice"),
     ("optimizer: {lr: 1}\noptimizer.lr: 2\n", "optimizer.lr: is given twice"),
     ("data: 2024.10\n", "data: '2024.1' is not a text; write it in quotes"), ("data: ''\n", "data: is empty"),
@@ -175,6 +176,41 @@ def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
     assert expected in refused(tmp_path, "method: ours\n", overrides)
 
 
+def test_the_papers_strategy_and_its_ablations():
+    config = build_config({"strategy": "paper", "proxies.set": "set"}, {})
+    assert (config.router.kind, config.gate.kind, config.gate.momentum, config.cache.kind) == ("policy", "loss", 0.8, "none")
+    assert (config.proxies.use, config.proxies.bridge, config.proxies.loading) == ("all", "set", "double_buffer")
+    without_gate = build_config({"strategy": "paper", "proxies.set": "set", "method": "no_gate"}, {})
+    assert (without_gate.router.kind, without_gate.gate.kind) == ("policy", "none")
+
+
+@pytest.mark.parametrize("method, kind, factor, step", [("ours", "head", 0.8, "eager"), ("PET", "head", -1.0, "eager"),
+                                                        ("ours", "adapter", 0.8, "fresh_adam")])
+def test_as_released_the_baseline_is_the_routed_path_with_an_open_gate(method, kind, factor, step):
+    config = build_config({"method": method, "pet.kind": kind, "as_released": True, "proxies.set": "set"}, {})
+    assert (config.router.kind, config.gate.kind, config.gate.factor, config.step) == ("policy", "batch", factor, step)
+    assert config.gate.momentum == pytest.approx(9 / 11)  # 1 - 2 / (10 + 1)
+    assert (config.loader.augment, config.cache.kind, config.splits.val_fraction) == ("none", "none", 0.0)
+    rule = config.optimizer
+    assert (rule.kind, rule.momentum, rule.weight_decay, rule.schedule, rule.label_smoothing) == ("sgd", 0.0, 0.0, "constant", 0.0)
+
+
+@pytest.mark.parametrize("overrides, expected", [
+    (["strategy=paper"], "router.kind=policy asks the policy of a proxy set; give proxies.set=FOLDER"),
+    (["strategy=paper", "proxies.set=s", "gate.kind=none"], "gate.kind=none contradicts strategy=paper, which stands for gate.kind=loss"),
+    (["strategy=paper", "method=PET"], "strategy=paper trains through proxies, method PET stands for none; use method=ours"),
+    (["as_released=true", "proxies.set=s", "strategy=paper"], "as_released=true does as the artifact does, strategy=paper does not"),
+    (["as_released=true", "method=PET_fast"], "as_released=true: the artifact has ours, PET, FTAll, and not PET_fast"),
+    (["as_released=true", "proxies.set=s", "loader.augment=flip"], "loader.augment=flip contradicts as_released=true, which stands for "
+     "loader.augment=none: the released artifact's ours"),
+    (["as_released=true", "proxies.set=s", "method=PET", "gate.factor=0.8"], "gate.factor=0.8 contradicts as_released=true"),
+])
+def test_strategies_that_contradict_something(overrides, expected):
+    with pytest.raises(UserError) as caught:
+        build_config({}, parse_overrides(overrides))
+    assert expected in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["epochs: !!int ''\n", "epochs: !!float ''\n", "overwrite: !!bool maybe\n", "a: !!timestamp x\n"])
 def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
     assert "not valid YAML" in refused(tmp_path, text)
@@ -182,7 +218,7 @@ def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("override, expected", [
     ("optimizer.lr=1e300", "above the most allowed"), ("proxies.levels=['1px']", "is not a proxy"), ("output=a\0b", "null character"),
-    ("router.kind=level:\u00b2", "none, residual, policy, random or level:N"),
+    ("router.kind=level:\u00b2", "none, residual, policy, shuffled, importance, random or level:N"),
     ("proxies.levels=['" + "9" * 5000 + "px']", "is not a proxy"),
     ("splits.seed=" + "9" * 40, "above the most allowed")])
 def test_extreme_overrides(tmp_path, override, expected):

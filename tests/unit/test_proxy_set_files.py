@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,24 @@ def written(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written") / "tiny set"
     write_proxy_set(folder, tiny, tiny_proxies(tiny), {"data": "ünlabelled"}, policy=tiny)
     return folder
+
+
+def test_networks_can_be_read_when_they_are_asked_for(written):
+    kept, lean = load_proxy_set(written), load_proxy_set(written, keeps_networks=False)
+    for proxy, other in zip(kept.proxies, lean.proxies):
+        assert [getattr(proxy, key) for key in ("name", "resolution", "precision", "kept", "cuts", "facts")] == [
+            getattr(other, key) for key in ("name", "resolution", "precision", "kept", "cuts", "facts")]
+        assert (proxy.bridge is None) == (other.bridge is None)
+        network, state = other.network, proxy.network.state_dict()
+        assert not network.training and network.description == proxy.network.description
+        assert set(state) == set(network.state_dict())
+        assert all(torch.equal(tensor, state[key]) for key, tensor in network.state_dict().items())
+        assert network.get_submodule("stem").weight is lean.original.get_submodule("stem").weight
+        reference = weakref.ref(network)
+        assert other.network is not network
+        del network
+        assert reference() is None, "nothing keeps it"
+
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """OpenVINO on the CPU: its graph is built straight from the description, which takes a tenth of what a conversion takes."""
 
+import functools
+
 import numpy as np
 import torch
 
@@ -25,13 +27,23 @@ def build_openvino_int8(network, input_size, batch_size):
     return _build("openvino_int8", Int8Emitter(), "f32", network, input_size, batch_size)
 
 
+@functools.lru_cache(maxsize=None)
+def _core():
+    """OpenVINO, once in a process and for as long as it runs.
+
+    Each one of its own gives the thread that makes it a stack for signal handlers, and takes it away with itself; two that go in the
+    order in which they came leave the first one's, which is no more, and the next signal ends the process.
+    """
+    return import_openvino().Core()
+
+
 def _build(name, emitter, precision, network, input_size, batch_size):
     openvino = import_openvino()
     shape = [batch_size, 3, input_size, input_size]
     parameter = emitter.parameter(shape)
     model = emitter.model(parameter, translate(network, emitter, parameter))
     # one stream over all cores: as fast as a stream per core, and batches leave in order
-    compiled = openvino.Core().compile_model(model, "CPU", {
+    compiled = _core().compile_model(model, "CPU", {
         "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads(), "NUM_STREAMS": 1})
     request = compiled.create_infer_request()
 
