@@ -47,7 +47,7 @@ class Tuning:
 
     def count(self):
         """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     def share(self):
         """Trained numbers over all parameters of the network as it is trained, 0..1."""
