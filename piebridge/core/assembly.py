@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from piebridge.core.audit import AuditedStep
 from piebridge.core.direct_step import DirectStep
-from piebridge.core.gate import GATES
+from piebridge.core.full_batches import FullBatchStep
+from piebridge.core.gate_kinds import build_gate
+from piebridge.core.head2toe import select_features
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.preparation import FrozenPart, caches_features
@@ -17,6 +20,7 @@ from piebridge.core.transforms import Transform
 from piebridge.core.tuning import BODIES, Tuning
 
 STEPS = {"eager": EagerStep, "direct": DirectStep}
+PREPARATIONS = {"head2toe": select_features}  # of PET kinds that look at the training images before the loop
 
 
 @dataclass
@@ -51,12 +55,26 @@ def build_parts(work):
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
         gate = "none" if caches_features(config, tuning) else "loss"
     labels = torch.tensor([sample.label for sample in work.dataset.train], device=work.device)
-    parts = Parts(source=source, step=STEPS[config.step](tuning, config.optimizer), gate=GATES[gate](config.gate),
+    prepare = PREPARATIONS.get(config.pet.kind)
+    if prepare is not None:
+        prepare(tuning, source, labels, config, work.decisions.decide, work.interrupt.check)
+    selection, pruner = build_gate(gate, config.gate, config.epochs, len(work.dataset.train), config.seed)
+    parts = Parts(source=source, step=_step(config, tuning, source, router, gate), gate=selection, pruner=pruner,
                   router=router, labels=labels, validate=Validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=lambda index: work.dataset.relative_path(work.dataset.train[index]))
     work.decisions.decide("gate", lambda: gate)
     return parts
+
+
+def _step(config, tuning, source, router, gate):
+    step = STEPS[config.step](tuning, config.optimizer)
+    smoothing = config.optimizer.label_smoothing
+    if gate == "selective_backprop":
+        step = FullBatchStep(step, config.loader.batch_size, smoothing)
+    if config.router.audit and source.needs_level_batches:
+        step = AuditedStep(step, router, source.original_values, config.router.audit, config.router.audit_floor, smoothing)
+    return step
 
 
 class Validation:

@@ -16,7 +16,7 @@ from piebridge.core.feature_augmentation import feature_augmentation
 from piebridge.core.graph import INPUT
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
-from piebridge.core.router import DataAwareRouter, FixedRouter
+from piebridge.core.router import DataAwareRouter, FixedRouter, RandomRouter
 from piebridge.core.row_codec import RowCodec
 from piebridge.core.run_cache import RunCache
 from piebridge.core.sources import CachedSource, Level, LevelSource
@@ -100,7 +100,12 @@ class FrozenPart:
                 level.loader = self.rows.pixel_loader(level.loader)
         self.rows.report()
         source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock)
-        return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
+        if len(levels) == 1:
+            return source, FixedRouter(routing)
+        cheapest, settings = len(levels) - 1, self.config.router
+        if settings.kind == "random":
+            return source, RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
+        return source, DataAwareRouter(routing, cheapest, settings.lowers)
 
     def _cached_source(self, levels, routing, caches):
         """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""

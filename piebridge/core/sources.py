@@ -49,7 +49,6 @@ class LevelSource:
                     values = current.features(images).to(self._device) if indices else None
                 yield indices, values, current.number
 
-
     def original_values(self, indices, epoch):
         """float32 [B, ...] at the tap of the same views through the original, or None where an image can no longer be read."""
         level = self.levels[0]
