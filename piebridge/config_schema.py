@@ -96,14 +96,18 @@ class Loader:
 
 @dataclass(frozen=True)
 class Pet:
-    kind: str = option("head", "what is trainable", choices=("head", "last_k", "norm", "bias", "adapter", "lora", "all"))
+    kind: str = option("head", "what is trainable", choices=("head", "last_k", "norm", "bias", "adapter", "lora", "head2toe", "lst",
+                                                             "all"))
     last_k: int = option(3, "last_k: how many blocks are trained with the head", low=1, high=10000)
-    r: int = option(8, "adapter: its width; lora: the rank", low=1, high=65536)
+    r: int = option(8, "adapter: its width; lora: the rank; lst: how many times narrower the side network is", low=1, high=65536)
     alpha: float = option(16.0, "lora: what is added to a weight is multiplied with alpha / r", low=0.0, high=1e6)
     dropout: float = option(0.0, "lora: dropout on the input of A", low=0.0, high=0.99)
     target: Tuple[str, ...] = option((), "lora: layers by the last parts of their paths, such as qkv or attn.proj; all where none is named")
-    blocks: Any = option("all", "adapter, lora: the blocks they are put into: all, last:N, or a list of their names",
-                         accepts=_are_blocks, wanted="all, last:N, or a list of names")
+    blocks: Any = option("all", "adapter, lora: the blocks they are put into; lst, head2toe: those that feed them: all, last:N, or a "
+                         "list of their names", accepts=_are_blocks, wanted="all, last:N, or a list of names")
+    layer_features: int = option(512, "head2toe: about how many features a layer is pooled to", low=1, high=65536)
+    keep: float = option(0.1, "head2toe: share of all features, the most relevant, that the head is trained on", low=1e-6, high=1.0)
+    penalty: float = option(1e-4, "head2toe: group lasso of the head that finds them", low=0.0, high=1e6)
 
 
 @dataclass(frozen=True)
@@ -174,17 +178,29 @@ class Router:
     predictor: str = option("device", "of kind=residual; device: fitted here on calibration images; set: what the proxy set has, with "
                             "its own scores, which takes no pass of the original", choices=("device", "set"))
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
+    lowers: bool = option(False, "whether a sample's level goes down again, towards the original, when its loss rises")
+    audit: float = option(0.0, "share of the proxies' batches whose gradient is compared with the original's; 0: none", low=0.0, high=1.0)
+    audit_floor: float = option(0.5, "a level is given up when the running mean of the cosine of those gradients falls below it", low=-1.0,
+                                high=1.0)
     delta: float = option(0.1, "largest share of samples whose level may leave more than that; 0.5 goes by the typical residual",
                           low=0.001, high=0.9)
 
 
 @dataclass(frozen=True)
 class Gate:
-    kind: str = option("none", "which samples run backward: none (all), loss, batch (all of a batch or none), or auto: loss where skipping "
-                       "saves time", choices=("none", "loss", "batch", "auto"))
+    kind: str = option("none", "which samples run backward: none (all), loss, batch (all of a batch or none), unbiased, selective_backprop, "
+                       "infobatch, or auto: loss where skipping saves time",
+                       choices=("none", "loss", "batch", "unbiased", "selective_backprop", "infobatch", "auto"))
     momentum: float = option(0.8, "momentum of the running loss that a sample is compared with", low=0.0, high=0.9999)
     factor: float = option(0.8, "of gate.kind=batch: a batch runs where its loss is above this times the running loss; -1: all do "
                            "(EMAalpha of the released artifact)", low=-1.0, high=100.0)
+    drop: float = option(0.5, "unbiased, infobatch: chance of a low-loss sample to be left out; the others count 1 / (1 - drop) times",
+                         low=0.0, high=0.99)
+    full_epochs: float = option(0.125, "unbiased, infobatch: share of the epochs, the last ones, that run on every sample", low=0.0,
+                                high=1.0)
+    beta: float = option(1.0, "selective_backprop: power of the loss's quantile; about 1 in beta + 1 samples runs backward", low=0.0,
+                         high=100.0)
+    history: int = option(1024, "selective_backprop: how many losses the quantile is taken of", low=1, high=1000000)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from torch import nn
 
 from piebridge.core import backends
 from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.difficulty import ResidualRouter, fit_residual_predictor, relative_residuals
 from piebridge.core.gate import OpenGate
 from piebridge.core.policy import PolicyRouter
 from piebridge.core.proxies import parse_spec
-from piebridge.core.router import ResidualRouter, fit_residual_predictor, relative_residuals
 from piebridge.core.sampler import epoch_batches
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.forge.policy_network import check_policy_costs, make_policy

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 
 from piebridge.core.as_released import CountedValidation, FreshAdamStep, counted_images, released_batches
+from piebridge.core.audit import AuditedStep
 from piebridge.core.direct_step import DirectStep
 from piebridge.core.elastic_trainer import ElasticStep
 from piebridge.core.errors import UserError
-from piebridge.core.gate import GATES
+from piebridge.core.full_batches import FullBatchStep
+from piebridge.core.gate_kinds import build_gate
+from piebridge.core.head2toe import select_features
 from piebridge.core.labels import Labels, PseudoLabels
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
@@ -18,7 +21,7 @@ from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.prune_train import PruneTrainStep
 from piebridge.core.router import FixedRouter
-from piebridge.core.sampler import EverySample, OriginalOnly, epoch_batches
+from piebridge.core.sampler import OriginalOnly, epoch_batches
 from piebridge.core.step import EagerStep, evaluate
 from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
 from piebridge.core.transforms import Transform
@@ -31,6 +34,7 @@ STEPS = {
     "elastic": lambda tuning, config: ElasticStep(tuning, config.optimizer, config.elastic),
     "fresh_adam": lambda tuning, config: FreshAdamStep(tuning, config.optimizer),
 }
+PREPARATIONS = {"head2toe": select_features}  # of PET kinds that look at the training images before the loop
 
 
 @dataclass
@@ -69,14 +73,29 @@ def build_parts(work):
     if config.stream.samples:
         source, router, labels = _from_stream(work, source, router)
         describe_sample = "arrival {} of the epoch".format
-    parts = Parts(source=source, step=STEPS[config.step](tuning, config), gate=GATES[gate](config.gate),
+    prepare = PREPARATIONS.get(config.pet.kind)
+    if prepare is not None:
+        prepare(tuning, source, labels, config, work.decisions.decide, work.interrupt.check)
+    selection, pruner = build_gate(gate, config.gate, config.epochs, len(work.dataset.train), config.seed)
+    if config.router.skips_proxies:
+        pruner = OriginalOnly(router, pruner)
+    parts = Parts(source=source, step=_step(config, tuning, source, router, gate), gate=selection, pruner=pruner,
                   router=router, labels=labels, validate=_validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=describe_sample,
-                  batches=released_batches if config.as_released else epoch_batches,
-                  pruner=OriginalOnly(router) if config.router.skips_proxies else EverySample())
+                  batches=released_batches if config.as_released else epoch_batches)
     work.decisions.decide("gate", lambda: gate)
     return parts
+
+
+def _step(config, tuning, source, router, gate):
+    step = STEPS[config.step](tuning, config)
+    smoothing = config.optimizer.label_smoothing
+    if gate == "selective_backprop":
+        step = FullBatchStep(step, config.loader.batch_size, smoothing)
+    if config.router.audit and source.needs_level_batches:
+        step = AuditedStep(step, router, source.original_values, config.router.audit, config.router.audit_floor, smoothing)
+    return step
 
 
 def _labels(work):

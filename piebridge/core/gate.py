@@ -23,32 +23,39 @@ class OpenGate:
         pass
 
 
-class LossGate:
-    """A sample runs backward when its loss is above a running threshold.
-
-    PieBridge, data importance: theta starts at the first loss and follows theta <- m * theta + (1 - m) * loss with the mean loss of
-    each batch; a sample with loss > theta runs backward, the others are skipped and may use a cheaper level from then on.
-    """
+class RunningLoss:
+    """theta starts at the first batch's mean loss and follows theta <- m * theta + (1 - m) * (a batch's mean loss)."""
 
     def __init__(self, momentum):
         self._momentum = momentum
-        self._threshold = None
+        self.value = None
+
+    def follow(self, losses):
+        """losses: float [B]. theta as it was before this batch, None at the first one."""
+        mean, before = float(losses.mean()), self.value
+        self.value = mean if before is None else self._momentum * before + (1 - self._momentum) * mean
+        return before
+
+
+class LossGate:
+    """A sample runs backward when its loss is above a running threshold (PieBridge, data importance).
+
+    A sample with loss > theta (see RunningLoss) runs backward, the others are skipped and may use a cheaper level from then on.
+    """
+
+    def __init__(self, momentum):
+        self._running = RunningLoss(momentum)
 
     def select(self, losses, indices=None):
         """losses: float [B] -> (bool [B], None), True where the sample's backward runs, or None for all of them."""
-        mean = float(losses.mean())
-        if self._threshold is None:
-            self._threshold = mean
-            return None  # nothing to compare the first batch with
-        chosen = losses > self._threshold
-        self._threshold = self._momentum * self._threshold + (1 - self._momentum) * mean
-        return chosen, None
+        threshold = self._running.follow(losses)
+        return None if threshold is None else (losses > threshold, None)  # there is nothing to compare the first batch with
 
     def state(self):
-        return {"threshold": self._threshold}
+        return {"threshold": self._running.value}
 
     def restore(self, state):
-        self._threshold = state["threshold"]
+        self._running.value = state["threshold"]
 
 
 class WholeBatchGate:
@@ -81,14 +88,7 @@ class BatchGate:
     """A gate as a step sees it, which does not know whose losses it has: with the batch's samples filled in."""
 
     def __init__(self, gate, indices):
-        self._gate, self._indices = gate, indices
+        self._gate, self.indices = gate, indices
 
     def select(self, losses):
-        return self._gate.select(losses, self._indices)
-
-
-GATES = {
-    "none": lambda settings: OpenGate(),
-    "loss": lambda settings: LossGate(settings.momentum),
-    "batch": lambda settings: WholeBatchGate(settings.factor, settings.momentum),
-}
+        return self._gate.select(losses, self.indices)

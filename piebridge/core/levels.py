@@ -11,10 +11,10 @@ from piebridge.core import backends
 from piebridge.core.backends import device_profile
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.device import describe_device
+from piebridge.core.difficulty import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
 from piebridge.core.proxies import expected_milliseconds
-from piebridge.core.router import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.set_routers import policy_of, predictor_of, residual_router_of
 from piebridge.core.sources import Level
 

@@ -68,7 +68,9 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
     for epoch in range(progress.epoch, total):
         if not progress.batch:
             parts.labels.start_epoch(epoch, parts)
-        usable = parts.pruner.kept(parts.labels.known(parts.source.usable), epoch)
+        known = parts.labels.known(parts.source.usable)
+        usable = parts.pruner.kept(known, epoch)
+        left_out = len(known) - len(usable)
         levels = parts.router.levels[usable] if parts.source.needs_level_batches else None
         batches = [[usable[position] for position in batch]
                    for batch in parts.batches(len(usable), parts.batch_size, parts.seed, epoch, levels)]
@@ -89,7 +91,7 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
             parts.router.end_epoch()
             parts.pruner.end_epoch()
             parts.step.end_epoch((epoch + 1) / total)
-        _end_epoch(parts, progress, best, clock, epoch)
+        _end_epoch(parts, progress, best, clock, epoch, left_out)
         checkpoints.save(is_epoch_end=True)
         interrupt.check()
 
@@ -109,7 +111,8 @@ def _train_batch(parts, progress, indices, inputs, level, share_done):
     progress.selected += len(indices) if is_selected is None else int(is_selected.sum())
 
 
-def _end_epoch(parts, progress, best, clock, epoch):
+def _end_epoch(parts, progress, best, clock, epoch, left_out):
+    """left_out: how many samples the pruner kept from this epoch."""
     with clock.evaluation():
         accuracy, loss = parts.validate(parts.step.trainable)
     if _is_better(accuracy, loss, progress):
@@ -119,7 +122,7 @@ def _end_epoch(parts, progress, best, clock, epoch):
     seen = max(1, progress.seen)
     row = {
         "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, epoch / parts.epochs):.6g}",
-        "train_loss": round(progress.loss_sum / seen, 6), "selected_share": round(progress.selected / seen, 4),
+        "train_loss": round(progress.loss_sum / seen, 6), "selected_share": round(progress.selected / (seen + left_out), 4),
         "mean_level": round(float(parts.router.levels.mean()), 4),
         "val_accuracy": None if accuracy is None else round(accuracy, 6), "val_loss": None if loss is None else round(loss, 6),
         "train_seconds": round(clock.train_seconds, 3),

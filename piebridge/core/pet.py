@@ -1,9 +1,11 @@
 """The PET kinds: which tensors of a network are trained, and what is added to it for that."""
 
 from piebridge.core import graph
+from piebridge.core.head2toe import head2toe
 from piebridge.core.pet_adapters import adapter
 from piebridge.core.pet_lora import lora
 from piebridge.core.pet_structure import Structure, head_keys, in_order, last_blocks, parameters_of
+from piebridge.core.side_network import lst
 
 NORMS = ("BatchNorm2d", "LayerNorm", "GroupNorm")
 
@@ -45,4 +47,5 @@ def _bias(network, settings):
     return Structure(in_order(network, biases.union(head_keys(network))))
 
 
-PET_KINDS = {"head": _head, "last_k": _last_k, "norm": _norm, "bias": _bias, "adapter": adapter, "lora": lora, "all": _all}
+PET_KINDS = {"head": _head, "last_k": _last_k, "norm": _norm, "bias": _bias, "adapter": adapter, "lora": lora, "head2toe": head2toe,
+             "lst": lst, "all": _all}

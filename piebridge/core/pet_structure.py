@@ -1,7 +1,7 @@
 """What a PET kind makes of a network."""
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
@@ -15,7 +15,8 @@ def _as_it_is(description):
 class Structure:
     """trained: state dict keys of the edited network, in a fixed order. edit: description -> description with what the kind adds, for the
     original and for any level of it. added: the trained tensors that the original lacks. renamed: {key in the edited network: key in the
-    original}. factors: {module path: Factors} of LoRA. moves_statistics: whether batch norm is in train mode.
+    original}. factors: {module path: Factors} of LoRA. moves_statistics: whether batch norm is in train mode. set_once: those of
+    `trained` that are set before the training, and not by gradients.
     """
 
     trained: List[str]
@@ -24,6 +25,7 @@ class Structure:
     renamed: Dict[str, str] = field(default_factory=dict)
     factors: Dict[str, Any] = field(default_factory=dict)
     moves_statistics: bool = False
+    set_once: Tuple[str, ...] = ()
 
 
 def head_keys(network):

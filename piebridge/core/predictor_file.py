@@ -5,8 +5,8 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
+from piebridge.core.difficulty import ResidualPredictor
 from piebridge.core.errors import UserError
-from piebridge.core.router import ResidualPredictor
 from piebridge.core.safetensors_file import read_header, read_safetensors, write_safetensors
 
 KEY, VALUE = "piebridge_predictor", "1"

@@ -18,7 +18,7 @@ from piebridge.core.graph import INPUT
 from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
-from piebridge.core.router import DataAwareRouter, FixedRouter
+from piebridge.core.router import DataAwareRouter, FixedRouter, RandomRouter
 from piebridge.core.row_codec import RowCodec
 from piebridge.core.run_cache import RunCache
 from piebridge.core.sources import CachedSource, Level, LevelSource
@@ -27,6 +27,7 @@ from piebridge.core.transforms import Transform
 
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
+BY_LOT = ("random", "shuffled")  # routers that draw anew which samples a level gets
 POLICY_BATCH = 32  # images that a policy looks at together
 PREDICTED_ROWS = 512  # features that a predictor reads together
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
@@ -105,7 +106,12 @@ class FrozenPart:
                 level.loader = self.rows.pixel_loader(level.loader)
         self.rows.report()
         source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock, self.loading)
-        return source, (DataAwareRouter(routing, len(levels) - 1) if len(levels) > 1 else FixedRouter(routing))
+        if len(levels) == 1:
+            return source, FixedRouter(routing)
+        cheapest, settings = len(levels) - 1, self.config.router
+        if settings.kind in BY_LOT:
+            return source, RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
+        return source, DataAwareRouter(routing, cheapest, settings.lowers)
 
     def _cached_source(self, levels, routing, caches):
         """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""

@@ -39,15 +39,16 @@ class EverySample:
         pass
 
 
-class OriginalOnly(EverySample):
-    """Samples that would go to a proxy are left out (an ablation: are proxies worth more than skipping?)."""
+class OriginalOnly:
+    """Samples that would go to a proxy are left out (an ablation: are proxies worth more than skipping?), and what `pruner` leaves out."""
 
-    def __init__(self, router):
-        self._router = router
+    def __init__(self, router, pruner):
+        self._router, self._pruner = router, pruner
+        self.end_epoch, self.state, self.restore = pruner.end_epoch, pruner.state, pruner.restore
 
     def kept(self, usable, epoch):
         levels = self._router.levels[usable]
-        return [index for index, level in zip(usable, levels) if level == 0]
+        return self._pruner.kept([index for index, level in zip(usable, levels) if level == 0], epoch)
 
 
 def epoch_seed(seed, epoch):

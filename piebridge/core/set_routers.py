@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from piebridge.core.difficulty import ResidualRouter
 from piebridge.core.errors import UserError
 from piebridge.core.policy import PolicyRouter
-from piebridge.core.router import ResidualRouter
 
 
 def policy_of(proxy_set, config, names):

@@ -58,6 +58,13 @@ class LevelSource:
                         values = current.features(images).to(self._device) if indices else None
                     yield indices, values, current.number
 
+    def original_values(self, indices, epoch):
+        """float32 [B, ...] at the tap of the same views through the original, or None where an image can no longer be read."""
+        level = self.levels[0]
+        with contextlib.closing(level.loader.batches([indices], self._view_seed(epoch))) as batches:
+            found, images = next(batches)
+        return level.features(images).to(self._device) if found == list(indices) else None
+
 
 class CachedSource:
     """Rows of one or more views of each sample, computed once; a cached row costs nothing, so levels never change the batches.

@@ -28,7 +28,7 @@ class Tuning:
         self.training = True
         self._original, self._structure = network, structure_of(network, settings)
         self._tensors = dict(self._renamed(_named_tensors(network)), **self._structure.added)
-        self._trained = {key: self._tensors[key].requires_grad_(True) for key in self._structure.trained}
+        self._trained = {key: self._tensors[key].requires_grad_(key not in self._structure.set_once) for key in self._structure.trained}
         description = self._structure.edit(network.description)
         is_plain = description is network.description and not self._structure.factors
         self.network = network if is_plain else _built(description, self._tensors, self._structure)
@@ -42,8 +42,8 @@ class Tuning:
         return self.network.head
 
     def parameters(self):
-        """The trained tensors, in a fixed order."""
-        return list(self._trained.values())
+        """The trained tensors, in a fixed order, but for those that are set once and not by gradients."""
+        return [parameter for key, parameter in self._trained.items() if key not in self._structure.set_once]
 
     def count(self):
         """How many numbers are trained."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from piebridge.core.capture import capture
+from piebridge.core.difficulty import fit_residual_predictor, relative_residuals
 from piebridge.core.errors import UserError
 from piebridge.core.files import read_json, sha256_of_json, write_json
 from piebridge.core.interrupt import interruptible
@@ -23,7 +24,6 @@ from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
-from piebridge.core.router import fit_residual_predictor, relative_residuals
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.bench import Bench, cross_fitted
 from piebridge.forge.block_regression import RegressionSettings, regress_blocks

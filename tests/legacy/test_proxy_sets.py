@@ -8,9 +8,9 @@ import torch
 from read_set import outputs_of
 
 from piebridge.core.bridge_map import BridgeMap
+from piebridge.core.difficulty import fit_residual_predictor
 from piebridge.core.networks import load_network
 from piebridge.core.proxy_set import Proxy, write_proxy_set
-from piebridge.core.router import fit_residual_predictor
 from piebridge.forge import in_nested_order, nested_levels, nested_order, prune, structure_of, tensor_cuts
 from piebridge.forge.policy_network import make_policy
 

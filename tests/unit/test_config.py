@@ -34,7 +34,8 @@ def test_all_problems_are_reported_together(tmp_path):
     assert "epochs: 'many' is not a whole number" in message
     assert "optimizer.lr: -1.0 is below the least allowed, 0.0" in message
     assert "batchsize: unknown key (did you mean 'loader.batch_size'?)" in message
-    assert "command line: gate.kind: 'los' is not one of none, loss, batch, auto (did you mean 'loss'?)" in message
+    assert ("command line: gate.kind: 'los' is not one of none, loss, batch, unbiased, selective_backprop, infobatch, auto "
+            "(did you mean 'loss'?)") in message
     assert len(message.splitlines()) == 4
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from piebridge.core.dataset import open_dataset
+from piebridge.core.difficulty import ResidualPredictor, ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.errors import UserError
 from piebridge.core.levels import Candidate, Proxies
 from piebridge.core.loader import ImageLoader
 from piebridge.core.networks import load_network
 from piebridge.core.predictor_file import load_predictor, save_predictor
-from piebridge.core.router import ResidualPredictor, ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
 from piebridge.core.set_routers import predictor_of as predictor_of_set
 from piebridge.core.set_routers import residual_router_of

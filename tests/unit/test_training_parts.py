@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.difficulty import fit_residual_predictor
 from piebridge.core.direct_step import DirectStep
 from piebridge.core.errors import UserError
 from piebridge.core.gate import BatchGate, LossGate, OpenGate
 from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.proxies import expected_milliseconds, parse_spec
-from piebridge.core.router import DataAwareRouter, fit_residual_predictor
+from piebridge.core.router import DataAwareRouter
 from piebridge.core.sampler import epoch_batches
 from piebridge.core.step import EagerStep, gated_loss
 

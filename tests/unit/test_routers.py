@@ -1,0 +1,84 @@
+"""Importance routing: the paper's one-way rule, levels that go down again, lots at equal cost."""
+
+import json
+
+import numpy as np
+import torch
+
+from piebridge.core.router import DataAwareRouter, RandomRouter
+
+
+def losses(*values):
+    return torch.tensor(values)
+
+
+RUN, SKIPPED = True, False
+
+
+def test_the_papers_rule_only_ever_goes_up():
+    router = DataAwareRouter(np.array([0, 1, 3]), cheapest=3)
+    for _ in range(2):
+        router.update([0, 1, 2], losses(1.0, 2.0, 3.0), torch.tensor([RUN, SKIPPED, SKIPPED]))
+        router.update([0, 1, 2], losses(9.0, 9.0, 9.0), None)
+        router.end_epoch()
+    assert router.levels.tolist() == [0, 3, 3]
+
+
+def test_a_level_goes_down_again_when_the_loss_rises():
+    router = DataAwareRouter(np.array([2, 2, 2, 0]), cheapest=3, lowers=True)
+    router.update([0, 1, 2, 3], losses(1.0, 1.0, 1.0, 1.0), None)  # seen for the first time: nothing can have risen
+    router.end_epoch()
+    assert router.levels.tolist() == [2, 2, 2, 0]
+    router.update([3, 2, 1, 0], losses(2.0, 0.5, 2.0, 2.0), torch.tensor([RUN, RUN, SKIPPED, RUN]))
+    assert router.levels.tolist() == [2, 2, 2, 0]  # the batches of this epoch stay what they are
+    router.end_epoch()
+    assert router.levels.tolist() == [1, 3, 2, 0]  # risen; skipped; fallen; risen, but the original already
+    router.update([0], losses(1.9), None)  # below what it was last, though above the first
+    router.end_epoch()
+    assert router.levels.tolist() == [1, 3, 2, 0]
+
+
+def test_a_level_that_is_given_up_serves_nobody_from_the_next_epoch_on():
+    router = DataAwareRouter(np.array([0, 1, 2, 3]), cheapest=3)
+    router.give_up(2)
+    assert router.levels.tolist() == [0, 1, 2, 3]
+    router.update([1], losses(1.0), torch.tensor([SKIPPED]))
+    router.end_epoch()
+    assert router.levels.tolist() == [0, 1, 1, 1] and router.cheapest == 1
+    router.give_up(0)
+    assert router.cheapest == 0
+
+
+def test_lots_keep_the_level_shares_and_change_every_epoch():
+    levels = np.array([0] * 50 + [1] * 30 + [2] * 20)
+    router = RandomRouter(levels, cheapest=2, seed=4)
+    drawn = []
+    for _ in range(4):
+        assert np.bincount(router.levels).tolist() == [50, 30, 20]
+        drawn.append(router.levels.tolist())
+        router.end_epoch()
+    assert len({tuple(each) for each in drawn + [levels.tolist()]}) == 5
+    hits = np.mean([np.mean(np.array(each) == levels) for each in drawn])
+    assert 0.25 < hits < 0.55  # 0.38 where levels and samples have nothing to do with each other
+    assert RandomRouter(levels, cheapest=2, seed=4).levels.tolist() == drawn[0] != RandomRouter(levels, cheapest=2, seed=5).levels.tolist()
+
+
+def test_lots_follow_the_shares_that_importance_gives():
+    router = RandomRouter(np.array([0] * 6), cheapest=2, seed=0)
+    router.update(list(range(6)), torch.ones(6), torch.tensor([RUN, SKIPPED, SKIPPED, RUN, RUN, SKIPPED]))
+    router.end_epoch()
+    assert np.bincount(router.levels).tolist() == [3, 3]
+
+
+def test_restored_routers_go_on_alike():
+    for make in (lambda: DataAwareRouter(np.array([0, 1, 2, 0]), 2, lowers=True), lambda: RandomRouter(np.array([0, 1, 2, 0]), 2, True, 3)):
+        router, other = make(), make()
+        router.update([0, 1], losses(1.0, 2.0), torch.tensor([RUN, SKIPPED]))
+        router.end_epoch()
+        router.update([0], losses(3.0), None)
+        router.give_up(2)
+        other.restore(json.loads(json.dumps(router.state())))
+        for each in (router, other):
+            each.update([2, 3], losses(1.0, 1.0), torch.tensor([SKIPPED, SKIPPED]))
+            each.end_epoch()
+        assert router.levels.tolist() == other.levels.tolist() and router.state() == other.state()
