@@ -1,5 +1,8 @@
 """The tables of a document: what is between its marks comes from records, and from nowhere else."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,18 @@ def test_the_results_are_those_of_the_records():
     text = RESULTS.read_text(encoding="utf-8")
     assert render_document(text, RESULTS) == text
     assert text.count("<!-- records:") == 3 and all(f"## {name}\n" in text for name in ("Cacheable", "Not cacheable", "Hybrid"))
+
+
+def test_one_command_makes_them(tmp_path):
+    shutil.copytree(str(ROOT / "res" / "measured"), str(tmp_path / "res" / "measured"))
+    text = RESULTS.read_text(encoding="utf-8")
+    (tmp_path / "doc").mkdir()
+    (tmp_path / "doc" / "results.md").write_text("".join(line + "\n" for line in text.splitlines() if not line.startswith("| ")),
+                                                 encoding="utf-8")
+    command = [sys.executable, "-m", "piebridge", "table", "--document", "doc/results.md"]
+    done = subprocess.run(command, cwd=str(tmp_path), env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"doc/results.md\n"
+    assert (tmp_path / "doc" / "results.md").read_text(encoding="utf-8") == text
 
 
 @pytest.fixture
