@@ -43,7 +43,7 @@ def narrow(name):
     from torchvision import models
 
     if name == "resnet50":
-        return models.ResNet(models.resnet.Bottleneck, [1, 1, 1, 1], width_per_group=16)
+        return models.ResNet(models.resnet.Bottleneck, [1, 2, 1, 1], width_per_group=16)
     if name == "mobilenet_v3_large":
         return models.mobilenet_v3_large(width_mult=0.25)
     return models.VisionTransformer(image_size=224, patch_size=16, num_layers=12, num_heads=2, hidden_dim=32, mlp_dim=64)
