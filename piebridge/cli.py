@@ -51,6 +51,13 @@ def predict(arguments):
 
 
 def table(arguments):
+    if arguments.document:
+        from piebridge.report.results_document import update_document
+
+        if arguments.words or arguments.markdown:
+            raise UserError("--document FILE: the document names the folders itself; leave out RES_DIR, output= and --markdown")
+        print(update_document(expand_user(arguments.document)))
+        return
     from piebridge.report.results import collect
     from piebridge.report.table import build_rows, render_markdown, render_text, write_csv
 
@@ -60,6 +67,13 @@ def table(arguments):
     print((render_markdown if arguments.markdown else render_text)(rows, runs))
     write_csv(rows, output)
     LOG.info("written: %s", output)
+
+
+def compare(arguments):
+    from piebridge.compare_verb import run
+
+    form = "json" if arguments.json else "csv" if arguments.csv else "text"
+    print(run(_existing(expand_user(arguments.res_dir)), expand_user(arguments.expected), arguments.tolerance, form))
 
 
 def plot(arguments):
@@ -121,6 +135,7 @@ VERBS = {
     "train": (train, "train one run, and save the tuned network"),
     "predict": (predict, "classify images with a run's tuned network"),
     "table": (table, "compare finished runs: accuracy, seconds, ratios, memory"),
+    "compare": (compare, "set finished runs beside expected or published results"),
     "plot": (plot, "draw accuracy against training seconds"),
     "data": (data, "list, fetch or build data sets"),
     "forge": (forge, "make a proxy set from a network and unlabelled images; show or profile one"),
@@ -177,7 +192,15 @@ def _add_words(parsers):
     top = "rows per image, most probable first (default 1)"
     parsers["predict"].add_argument("--top", type=int, default=1, metavar="N", help=top)
     parsers["table"].add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parsers["table"].add_argument("--document", metavar="FILE", help="write the tables that are marked in a Markdown file anew")
     words("table", "RES_DIR output=FILE", "where to look for runs (default res), where to write the CSV")
+    parsers["compare"].add_argument("res_dir", metavar="RES_DIR", help="where to look for runs")
+    parsers["compare"].add_argument("expected", metavar="EXPECTED", help="a CSV file of expected results, or a folder of such files")
+    parsers["compare"].add_argument("--tolerance", type=float, metavar="POINTS",
+                                    help="of test accuracy, in percentage points (default: as EXPECTED states, or 2)")
+    formats = parsers["compare"].add_mutually_exclusive_group()
+    formats.add_argument("--csv", action="store_true", help="print CSV")
+    formats.add_argument("--json", action="store_true", help="print JSON")
     words("plot", "RES_DIR output=FILE", "where to look for runs (default res), where to write the PNG")
     parsers["data"].add_argument("name", nargs="?", metavar="NAME", help="the data set; without it, all are listed")
     words("data", "key=value", "source=DIR|FILE to build from, output=DIR to build into")
@@ -225,10 +248,14 @@ def _folder_and_output(words, name):
             folder = expand_user(word)
         else:
             raise UserError(f"'{word}': one folder at a time ('{folder}' is given already)")
-    folder = folder or results_folder()
+    folder = _existing(folder or results_folder())
+    return folder, output or folder / name
+
+
+def _existing(folder):
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name one that holds run folders, such as res")
-    return folder, output or folder / name
+    return folder
 
 
 def main(argv=None):

@@ -9,6 +9,7 @@ from collections import namedtuple
 from piebridge.config_file import read_yaml
 from piebridge.config_schema import SECTIONS, Config, describe_keys, known_keys
 from piebridge.config_values import check_value, from_text, split_words
+from piebridge.core.dotted_keys import dotted
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS, RELEASED, STRATEGIES, UNDER_A_STRATEGY, released_settings
 
@@ -39,7 +40,7 @@ def build_config(values, overrides, source="configuration", origin="command line
     """Config from two dicts of nested or dotted keys; `source` and `origin` are where they came from, as errors name it."""
     given, place, refused, problems = {}, {}, set(), []
     for where, entries in ((source, values), (origin, overrides)):
-        for key, value in _flat(entries):
+        for key, value in dotted(entries, SECTIONS):
             value, problem = check_value(key, value)
             if place.get(key) == where:
                 problem = f"{key}: is given twice"
@@ -69,7 +70,7 @@ def build_config(values, overrides, source="configuration", origin="command line
 
 def training_keys(values):
     """{dotted key: value} of a configuration as nested dicts, without the keys that change neither weights nor results."""
-    return {key: value for key, value in _flat(values) if key not in FREE_KEYS}
+    return {key: value for key, value in dotted(values, SECTIONS) if key not in FREE_KEYS}
 
 
 def _presets(given):
@@ -145,16 +146,6 @@ def _against_stream(config):
     if config.router.kind != "none" and not config.router.kind.startswith("level:"):
         yield (("router.kind", "stream.samples"), f"router.kind={config.router.kind} looks at all samples before it trains on them, and a "
                "stream's are seen once; use none or level:N")
-
-
-def _flat(entries):
-    """(dotted key, value) of nested or dotted entries; a section that holds no mapping stays what it is."""
-    for key, value in entries.items():
-        if key in SECTIONS and isinstance(value, dict):
-            for name, content in value.items():
-                yield f"{key}.{name}", content
-        else:
-            yield str(key), value
 
 
 def _assemble(flat):

@@ -32,8 +32,22 @@ examples:
   piebridge table                               all runs below res/; also writes res/table.csv
   piebridge table res/quickstart --markdown
   piebridge table output=comparison.csv
+  piebridge table --document doc/results.md
 
 Means over seeds; the spread is the sample standard deviation. Only finished runs count; the others are listed below the table.
+In a document, a table stands between a line `<!-- records: FOLDER ... -->`, with folders of runs relative to the document,
+and a line `<!-- end of records -->`; what is between them is replaced.
+""",
+    "compare": """
+examples:
+  piebridge compare res/train_log res/expected/jetson_tx2        beside the published results
+  piebridge compare res/train_log res/expected/x86_2_cores --tolerance 3
+  piebridge compare res res/train_log/table.csv --csv            beside a table of another machine
+
+EXPECTED holds a row per network, data set and method, as `piebridge table` writes them; res/expected/README.md has the columns.
+A run is set beside the row that agrees in network, data set, method and, where the row states them, epochs, PET kind and images.
+Verdict: within the tolerance, better, outside (worse), not run. Speeds are compared as ratios to PET and FTAll, each on its own
+machine. The exit status is 0 whatever the verdicts; scripts find those with --csv or --json.
 """,
     "plot": """
 examples:

@@ -99,7 +99,8 @@ compare() {
   done
 }
 
-# run_dataset NAME NETWORKS [GPU]: the three published methods on one data set with each network, then the table.
+# run_dataset NAME NETWORKS [GPU]: the three published methods on one data set with each network, then the table, and expected results
+# beside it.
 run_dataset() {
   local name="$1" networks="$2" network method
   has_data "$name" || exit 2
@@ -111,6 +112,7 @@ run_dataset() {
   done
   for network in $networks; do
     print_table "res/train_log/$network/$name"
+    compare_expected "$network" "$name"
   done
   finish
 }
@@ -119,6 +121,17 @@ run_dataset() {
 print_table() {
   say
   piebridge -q table "$1" || failed+=("the table of $1")
+}
+
+# compare_expected NETWORK NAME: what was run of NETWORK on NAME beside each set of expected results that has NAME.
+compare_expected() {
+  local folder="res/train_log/$1/$2" expected
+  for expected in res/expected/*/; do
+    if grep -qs ",$2," "$expected"*.csv; then
+      say
+      piebridge -q compare "$folder" "$expected" || failed+=("the comparison of $folder")
+    fi
+  done
 }
 
 # finish: name what failed, and end with 1 if anything did.

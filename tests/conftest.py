@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -20,12 +21,21 @@ def one_thread():
 
 
 @pytest.fixture
+def logger_as_before():
+    """For commands that are run in the tests' own process and set the package's logger up."""
+    logger = logging.getLogger("piebridge")
+    before = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:], logger.level = before
+
+
+@pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A copy of the project in a folder whose name has a space and an umlaut, with 12 images per class of the embedded set."""
     monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
     monkeypatch.delenv("PIEBRIDGE_DATASETS", raising=False)
     copy = tmp_path / "my chäckout"
-    for name in ("piebridge", "scripts", "res/train_log"):
+    for name in ("piebridge", "scripts", "res/train_log", "res/expected"):
         shutil.copytree(str(ROOT / name), str(copy / name), ignore=_leave_out_runs)
     shutil.copytree(str(ROOT / "datasets" / "Clipart10"), str(copy / "datasets" / "Clipart10"), ignore=_twelve_images)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -35,7 +45,7 @@ def checkout(tmp_path, monkeypatch):
 
 def _leave_out_runs(folder, names):
     """Of run folders only the configuration."""
-    if "res" not in Path(folder).relative_to(ROOT).parts:
+    if "train_log" not in Path(folder).relative_to(ROOT).parts:
         return [name for name in names if name == "__pycache__"]
     return [name for name in names if name != "config.yaml" and (not (Path(folder) / name).is_dir() or name in ("checkpoint",)
                                                                  or name.startswith("seed_"))]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
+from piebridge.core.dotted_keys import dotted
 from piebridge.core.errors import UserError
 
 # keys of a configuration that change neither what is learnt nor what it costs, or that a row averages over
@@ -35,6 +36,8 @@ class Run:
     train_seconds: Optional[float] = None
     peak_mib: Optional[float] = None
     trainable_parameters: Optional[int] = None
+    energy_j: Optional[float] = None
+    phases: Tuple = ()  # ((name, seconds), ...), which add up to train_seconds
 
     @property
     def setting(self) -> Tuple:
@@ -62,6 +65,7 @@ def read_run(path: Path) -> Run:
         record = json.loads(path.read_text(encoding="utf-8"))
         results = record.get("results") or {}
         config = record.get("config") or {}
+        settings = {key: str(value) for key, value in dotted(config)}
         return Run(
             folder=path.parent,
             status=str(record["status"]),
@@ -70,9 +74,9 @@ def read_run(path: Path) -> Run:
             dataset=_text(record.get("dataset")),
             pet=_text(record.get("pet")),
             device=_text(record.get("device")),
-            conditions=_conditions(_flat(config), record.get("device")),
+            conditions=_conditions(settings, record.get("device")),
             data=str(record.get("data_sha256") or "")[:8],
-            config=tuple(item for item in _flat(config).items() if item[0] not in _FREE + _CONDITIONS),
+            config=tuple(item for item in settings.items() if item[0] not in _FREE + _CONDITIONS),
             ended=str(record.get("ended") or ""),
             epochs=_number(config.get("epochs")),
             seed=_number(record.get("seed")),
@@ -80,6 +84,8 @@ def read_run(path: Path) -> Run:
             train_seconds=_number(results.get("train_seconds")),
             peak_mib=_number(results.get("peak_mib")),
             trainable_parameters=_number(results.get("trainable_parameters")),
+            energy_j=_number(results.get("energy_j")),
+            phases=tuple((name, seconds) for name, seconds in (results.get("phases") or {}).items() if _number(seconds) is not None),
         )
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return Run(folder=path.parent, status="unreadable")
@@ -154,15 +160,6 @@ def _conditions(config, device):
     usual = {"splits.val_fraction": "0.1", "splits.test_fraction": "0.2", "splits.seed": "0"}
     parts += [f"{key}={config[key]}" for key in usual if config.get(key, usual[key]) != usual[key]]
     return ", ".join(parts)
-
-
-def _flat(config):
-    """{dotted key: text} of a nested configuration."""
-    flat = {}
-    for key, value in config.items():
-        entries = {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
-        flat.update({name: str(item) for name, item in entries.items()})
-    return flat
 
 
 def _text(value):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# DTD with ResNet50 (or the networks named): `ours`, `PET` and `FTAll`, then the table.
+# DTD with ResNet50 (or the networks named): `ours`, `PET` and `FTAll`, then the table and the published results beside it.
 # Needs: the data set (piebridge data DTD says how). Takes: hours; the paper reports 0.6 h, 1.0 h and 2.7 h on a Jetson TX2.
 # Usage: bash scripts/run_standalone_datasets/run_dtd.sh [GPU]        SEEDS="0 1 2" and NETWORKS="resnet mobilenet vit" may be set
 set -euo pipefail

@@ -116,3 +116,6 @@ def test_a_standalone_data_set(checkout):
     folder = checkout / "res" / "train_log" / "efficientnet_lite0" / "Openclipart"
     assert statuses(folder) == dict.fromkeys(["ours", "PET", "FTAll"], "success")
     assert "No CUDA GPU here with number 0: running on the CPU." in out
+    assert out.count(": epochs 2, not 12, images ") == 3, "the comparison with the measured results, which these runs are not"
+    out = run([sys.executable, "-m", "piebridge", "compare", "res/train_log", "res/expected/jetson_tx2"], cwd=checkout)
+    assert out.startswith("Not run: resnet50 on Caltech101") and out.count(": no expected result") == 3

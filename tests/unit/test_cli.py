@@ -11,15 +11,8 @@ from piebridge.cli import VERBS, main, parse
 from piebridge.console import exit_status
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 
+pytestmark = pytest.mark.usefixtures("logger_as_before")
 HEAVY = ("torch", "torchvision", "numpy", "pandas", "yaml", "matplotlib", "PIL", "tqdm")
-
-
-@pytest.fixture(autouse=True)
-def logger_as_before():
-    logger = logging.getLogger("piebridge")
-    before = logger.handlers[:], logger.level
-    yield
-    logger.handlers[:], logger.level = before
 
 
 def run_cli(*argv, **options):

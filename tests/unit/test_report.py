@@ -1,33 +1,15 @@
 """Collecting run records, the comparison table and the plot, on run folders written by the code that runs write them with."""
 
 import csv
-import math
 
 import pytest
 from PIL import Image
+from report_examples import DEVICE, write_run
 
 from piebridge.core.errors import UserError
-from piebridge.core.run_folder import RunFolder
 from piebridge.report.plot import curve, draw, read_series
 from piebridge.report.results import collect, finished, left_out
-from piebridge.report.table import build_rows, render_markdown, render_text, write_csv
-
-DEVICE = {"type": "cpu", "name": "Board CPU", "cores": 2, "threads": 2}
-
-
-def write_run(folder, method, seed=0, status="success", accuracy=0.9, seconds=100.0, pet="head", epochs=4, device=DEVICE,
-              dataset="Clipart10", peak_mib=900.5, parameters=12810, ended="2026-11-30T10:00:00Z", loader=(), optimizer=(), images="11aa"):
-    run = RunFolder(folder)
-    results = {"test_accuracy": accuracy, "val_accuracy": 0.9, "train_seconds": seconds, "wall_seconds": None, "phases": {},
-               "peak_mib": peak_mib, "trainable_parameters": parameters, "energy_j": None}
-    run.write_record({"status": status, "method": method, "network": "efficientnet_lite0", "dataset": dataset, "pet": pet,
-                      "seed": seed, "device": device, "ended": ended, "data_sha256": images, "versions": {}, "results": results,
-                      "config": {"epochs": epochs, "seed": seed, "loader": dict({"batch_size": 4}, **dict(loader)),
-                                 "optimizer": dict({"lr": 1e-3}, **dict(optimizer))}, "plan": None})
-    rows = [{"epoch": epoch, "train_loss": 1.0 / (epoch + 1), "train_seconds": (seconds or 1.0) * (epoch + 1) / epochs,
-             "val_accuracy": (accuracy or 0.5) - 0.3 * math.exp(-epoch)} for epoch in range(epochs)]
-    run.write_metrics(rows)
-    return run.path
+from piebridge.report.table import DOCUMENT_COLUMNS, build_rows, render_markdown, render_text, write_csv
 
 
 @pytest.fixture
@@ -82,13 +64,28 @@ def test_csv_has_plain_numbers(three_methods, tmp_path):
     assert rows["PET"]["device"] == "Board CPU"
 
 
+def test_energy_phases_and_the_ratio_to_the_same_backend(three_methods):
+    for seed, (energy, frozen) in enumerate([(10.0, 3.0), (20.0, 5.0)]):
+        write_run(three_methods / f"fast_{seed}", "PET_fast", seed, seconds=60.0, energy=energy,
+                  phases={"frozen": frozen, "probe": 0.03, "trainable": 300.0})
+    rows = {row.method: row for row in build_rows(collect(three_methods))}
+    assert rows["PET_fast"].energy_j == pytest.approx((15.0, 50 ** 0.5))
+    assert rows["PET_fast"].phases == (("trainable", 300.0), ("frozen", 4.0), ("probe", 0.03))
+    assert (rows["ours"].energy_j, rows["ours"].phases) == ((None, None), ())
+    assert rows["ours"].ratio_to_pet_fast == pytest.approx(12.0) and rows["PET"].ratio_to_pet_fast == pytest.approx(0.5)
+    text = render_markdown(list(rows.values()), [], DOCUMENT_COLUMNS)
+    assert "| PET_fast | 2 | 90.0 ± 0.0 | 60.0 ± 0.0 | 2.00x | 1.00x | 4.00x | 900 | 15.0 ± 7.1 | trainable 300, frozen 4 |" in text
+    assert "| ours | 3 | 91.0 ± 1.0 | 5.0 ± 1.0 | 24.0x | 12.0x | 48.0x | 900 | - | n/a |" in text
+    assert "Energy: joules" in text
+
+
 def test_unknown_values_are_named_so_and_never_zero(tmp_path):
     write_run(tmp_path / "ours", "ours", accuracy=None, seconds=None, peak_mib=None, parameters=None)
     runs = collect(tmp_path)
     rows = build_rows(runs)
     assert render_text(rows, runs).splitlines()[3].split() == ["ours", "1"] + ["n/a"] * 6
     write_csv(rows, tmp_path / "table.csv")
-    assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,,1" + ",n/a" * 8)
+    assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,,1" + ",n/a" * 11)
 
 
 def test_only_success_counts_and_the_rest_is_listed(three_methods):
