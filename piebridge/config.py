@@ -6,6 +6,7 @@ the schema, what the method stands for (`core.methods.METHODS`), the file, the o
 
 from collections import namedtuple
 
+from piebridge.config_contradictions import contradictions
 from piebridge.config_file import read_yaml
 from piebridge.config_schema import SECTIONS, Config, describe_keys, known_keys
 from piebridge.config_values import check_value, from_text, split_words
@@ -59,7 +60,7 @@ def build_config(values, overrides, source="configuration", origin="command line
             settings.update(preset.settings)
         settings.update(given)
     config = _assemble(settings)
-    for keys, text in _contradictions(config):
+    for keys, text in contradictions(config):
         if not refused.intersection(keys):
             where = origin if origin in [place.get(key) for key in keys] else source
             problems.append(f"{where}: {text}")
@@ -93,59 +94,6 @@ def _against_preset(preset, given, place):
             told = chosen if place.get(preset.key, place[key]) == place[key] else f"{place[preset.key]}: {preset.key}={preset.value}"
             yield (f"{place[key]}: {key}={_written(given[key])} contradicts {told}, which stands for {key}={_written(fixed)}: "
                    f"{preset.text}")
-
-
-def _contradictions(config):
-    """(keys, text) of settings that cannot hold together, in the user's words."""
-    if config.cache.kind in ("features", "pixels") and config.loader.augment != "none" and not config.cache.views:
-        yield (("cache.kind", "loader.augment"), f"cache.kind={config.cache.kind} keeps views of each image, loader.augment="
-               f"{config.loader.augment} asks for a fresh one each epoch; set how many to keep, such as cache.views=4")
-    if config.cache.views and config.loader.augment == "none":
-        yield (("cache.views", "loader.augment"), f"cache.views={config.cache.views}: loader.augment=none shows one view of each image; "
-               "use cache.views=0, or augment")
-    if config.cache.augment != "none" and config.cache.kind not in ("features", "auto"):
-        yield (("cache.augment", "cache.kind"), f"cache.augment={config.cache.augment} changes cached features, and cache.kind="
-               f"{config.cache.kind} keeps none; use cache.kind=features")
-    if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
-        yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
-               "a mixup is at most 1")
-    if config.pseudo.kind != "none" and not config.splits.shots:
-        yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
-               "splits.shots=K")
-    if config.pseudo.kind != "none" and 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
-        yield (("pseudo.threshold", "optimizer.label_smoothing"), f"optimizer.label_smoothing={config.optimizer.label_smoothing} teaches "
-               f"to be less sure than pseudo.threshold={config.pseudo.threshold}, so that hardly an image gets a label; use "
-               "optimizer.label_smoothing=0.0")
-    if config.stream.samples:
-        yield from _against_stream(config)
-    if config.step == "direct" and config.pet.kind != "head":
-        yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
-    if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
-        yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
-    if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
-        yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
-               "made by piebridge forge")
-    if config.as_released and config.method not in RELEASED:
-        yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
-    if config.strategy != "configured" and config.as_released:
-        yield ("as_released", "strategy"), f"as_released=true does as the artifact does, strategy={config.strategy} does not; choose one"
-    if config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
-        yield (("strategy", "method"), f"strategy={config.strategy} trains through proxies, method {config.method} stands for none; "
-               "use method=ours")
-    if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
-        yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
-
-
-def _against_stream(config):
-    if config.cache.kind in ("features", "pixels") or config.cache.views:
-        given = f"cache.views={config.cache.views}" if config.cache.views else f"cache.kind={config.cache.kind}"
-        yield (("cache.kind", "cache.views", "stream.samples"), f"{given} keeps what is seen again, and a stream's samples are seen once; "
-               f"use {given.partition('=')[0]}={0 if config.cache.views else 'none'}")
-    if config.pseudo.kind != "none":
-        yield ("pseudo.kind", "stream.samples"), "pseudo.kind: a stream's samples come with their labels, and do not come again; use none"
-    if config.router.kind != "none" and not config.router.kind.startswith("level:"):
-        yield (("router.kind", "stream.samples"), f"router.kind={config.router.kind} looks at all samples before it trains on them, and a "
-               "stream's are seen once; use none or level:N")
 
 
 def _assemble(flat):

@@ -188,8 +188,8 @@ class Router:
 
 @dataclass(frozen=True)
 class Gate:
-    kind: str = option("none", "which samples run backward: none (all), loss, batch (all of a batch or none), unbiased, selective_backprop, "
-                       "infobatch, or auto: loss where skipping saves time",
+    kind: str = option("none", "which samples run backward: none (all), loss, batch (all of a batch or none), unbiased, "
+                       "selective_backprop, infobatch, or auto: loss where skipping saves time",
                        choices=("none", "loss", "batch", "unbiased", "selective_backprop", "infobatch", "auto"))
     momentum: float = option(0.8, "momentum of the running loss that a sample is compared with", low=0.0, high=0.9999)
     factor: float = option(0.8, "of gate.kind=batch: a batch runs where its loss is above this times the running loss; -1: all do "

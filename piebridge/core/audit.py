@@ -33,9 +33,8 @@ class AuditedStep:
     """A step that compares, for the share `share` of the batches that a proxy serves, its gradient with the original's.
 
     step: the step that trains. router: a DataAwareRouter, whose `give_up(level)` takes a level and all cheaper ones away from the next
-    epoch on. original: (indices, epoch) -> the same views' values [B, ...] at the tap
-    through the original, or None. floor: the least running
-    mean of the cosine; per level, after LEAST_AUDITS. What the audit costs is in `train_seconds` like the rest of a step.
+    epoch on. original: (indices, epoch) -> the same views' values [B, ...] at the tap through the original, or None. floor: the least
+    running mean of the cosine; per level, after LEAST_AUDITS. What the audit costs is in `train_seconds` like the rest of a step.
     """
 
     def __init__(self, step, router, original, share, floor, label_smoothing):

@@ -152,8 +152,9 @@ def top_share(scores, keep):
 def select_features(tuning, source, labels, config, decide, check=lambda: None):
     """Set the mask of a `head2toe` Tuning from what `source` gives for the training images (a source of the loop's, level 0).
 
-    labels: core/labels.py; those that are known now count. decide: (name, make) -> the recorded value, see core/decisions.py, so that a resumed run selects the same
-    without looking again. check: called after each batch, raises where the run is to stop. Returns the numbers of the selected features.
+    labels: core/labels.py; those that are known now count. decide: (name, make) -> the recorded value, see core/decisions.py, so that a
+    resumed run selects the same without looking again. check: called after each batch, raises where the run is to stop. Returns the
+    numbers of the selected features.
     """
     mask = dict(tuning.network.named_parameters())[MASK]
     selected = decide("head2toe", lambda: _relevant(tuning, source, labels, config, check))

@@ -120,7 +120,13 @@ def test_what_is_no_sample_is_refused_in_words(arrivals, message):
     (["cache.kind=pixels"], "cache.kind=pixels keeps what is seen again, and a stream's samples are seen once; use cache.kind=none"),
     (["cache.views=4", "loader.augment=flip"], "cache.views=4 keeps what is seen again, .* use cache.views=0"),
     (["router.kind=residual"], "router.kind=residual looks at all samples before it trains on them"),
-    (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0"], "pseudo.kind: a stream's samples come with")])
+    (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0"], "pseudo.kind: a stream's samples come with"),
+    (["gate.kind=infobatch"], "gate.kind=infobatch: leaves samples out by their losses of the epoch before, and a stream's samples are "
+     "seen once; use gate.kind=unbiased"),
+    (["router.skips_proxies=true"], "router.skips_proxies=true: leaves samples out of each epoch .* use router.skips_proxies=false"),
+    (["router.audit=0.01"], "router.audit=0.01: looks at images once more, through the original, .* use router.audit=0.0"),
+    (["pet.kind=head2toe", "step=eager"], "pet.kind=head2toe: looks at all samples before it trains on them"),
+    (["method=FTAll", "pet.kind=all", "as_released=true"], "as_released=true: cuts a data set into whole batches and drops the rest")])
 def test_settings_that_need_samples_to_come_again(overrides, message):
     with pytest.raises(UserError, match=message):
         build_config({}, parse_overrides(["stream.samples=100", "router.kind=none"] + overrides))

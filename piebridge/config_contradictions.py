@@ -1,0 +1,71 @@
+"""Settings of a configuration that cannot hold together."""
+
+from piebridge.core.methods import METHODS, RELEASED
+
+
+def contradictions(config):
+    """(keys, text) of settings that cannot hold together, in the user's words."""
+    if config.cache.kind in ("features", "pixels") and config.loader.augment != "none" and not config.cache.views:
+        yield (("cache.kind", "loader.augment"), f"cache.kind={config.cache.kind} keeps views of each image, loader.augment="
+               f"{config.loader.augment} asks for a fresh one each epoch; set how many to keep, such as cache.views=4")
+    if config.cache.views and config.loader.augment == "none":
+        yield (("cache.views", "loader.augment"), f"cache.views={config.cache.views}: loader.augment=none shows one view of each image; "
+               "use cache.views=0, or augment")
+    if config.cache.augment != "none" and config.cache.kind not in ("features", "auto"):
+        yield (("cache.augment", "cache.kind"), f"cache.augment={config.cache.augment} changes cached features, and cache.kind="
+               f"{config.cache.kind} keeps none; use cache.kind=features")
+    if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
+        yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
+               "a mixup is at most 1")
+    if config.pseudo.kind != "none" and not config.splits.shots:
+        yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
+               "splits.shots=K")
+    if config.pseudo.kind != "none" and 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
+        yield (("pseudo.threshold", "optimizer.label_smoothing"), f"optimizer.label_smoothing={config.optimizer.label_smoothing} teaches "
+               f"to be less sure than pseudo.threshold={config.pseudo.threshold}, so that hardly an image gets a label; use "
+               "optimizer.label_smoothing=0.0")
+    if config.stream.samples:
+        yield from _against_stream(config)
+    if config.step == "direct" and config.pet.kind != "head":
+        yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
+    if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
+        yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
+    if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
+        yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
+               "made by piebridge forge")
+    if config.as_released and config.method not in RELEASED:
+        yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
+    if config.strategy != "configured" and config.as_released:
+        yield ("as_released", "strategy"), f"as_released=true does as the artifact does, strategy={config.strategy} does not; choose one"
+    if config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
+        yield (("strategy", "method"), f"strategy={config.strategy} trains through proxies, method {config.method} stands for none; "
+               "use method=ours")
+    if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
+        yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
+
+
+def _against_stream(config):
+    if config.cache.kind in ("features", "pixels") or config.cache.views:
+        given = f"cache.views={config.cache.views}" if config.cache.views else f"cache.kind={config.cache.kind}"
+        yield (("cache.kind", "cache.views", "stream.samples"), f"{given} keeps what is seen again, and a stream's samples are seen once; "
+               f"use {given.partition('=')[0]}={0 if config.cache.views else 'none'}")
+    if config.pseudo.kind != "none":
+        yield ("pseudo.kind", "stream.samples"), "pseudo.kind: a stream's samples come with their labels, and do not come again; use none"
+    if config.router.kind != "none" and not config.router.kind.startswith("level:"):
+        yield (("router.kind", "stream.samples"), f"router.kind={config.router.kind} looks at all samples before it trains on them, and a "
+               "stream's are seen once; use none or level:N")
+    for key, is_set, reason, cure in _needing_samples_again(config):
+        if is_set:
+            yield (key.partition("=")[0], "stream.samples"), f"{key}: {reason}, and a stream's samples are seen once; use {cure}"
+
+
+def _needing_samples_again(config):
+    """(key=value, whether it is set, why it needs samples that come again, what to use instead)."""
+    yield ("gate.kind=infobatch", config.gate.kind == "infobatch", "leaves samples out by their losses of the epoch before",
+           "gate.kind=unbiased")
+    yield ("router.skips_proxies=true", config.router.skips_proxies, "leaves samples out of each epoch by their levels",
+           "router.skips_proxies=false")
+    yield (f"router.audit={config.router.audit:g}", config.router.audit > 0, "looks at images once more, through the original",
+           "router.audit=0.0")
+    yield "pet.kind=head2toe", config.pet.kind == "head2toe", "looks at all samples before it trains on them", "another PET kind"
+    yield "as_released=true", config.as_released, "cuts a data set into whole batches and drops the rest", "as_released=false"
