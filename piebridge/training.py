@@ -11,7 +11,6 @@ import functools
 import gc
 import logging
 import os
-import platform
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -19,14 +18,13 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config, training_keys
-from piebridge.core.as_released import counted_images
-from piebridge.core.assembly import Workplace, build_parts, evaluation_batches
+from piebridge.core.assembly import Workplace, build_parts
 from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.dataset import open_dataset, verify_images
 from piebridge.core.decisions import Decisions
-from piebridge.core.device import PeakMemory, describe_device, make_repeatable, resolve_device, synchronizer, warn_of_other_work
+from piebridge.core.device import PeakMemory, make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.few_shot import limit_labels
 from piebridge.core.files import write_text
@@ -35,17 +33,16 @@ from piebridge.core.interrupt import interruptible
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
 from piebridge.core.networks import load_network
-from piebridge.core.packages import one_line, package_version
+from piebridge.core.packages import one_line
 from piebridge.core.power import Meter
-from piebridge.core.power_sensors import power_mode
 from piebridge.core.run_folder import RunFolder
+from piebridge.core.run_record import costs_of, new_record, plan_of
 from piebridge.core.safetensors_file import write_safetensors
-from piebridge.core.step import evaluate
+from piebridge.core.validation import test_accuracy
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
 Gauges = namedtuple("Gauges", "clock memory meter")
-PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
 class RunResult:
@@ -128,7 +125,7 @@ def _train_on(device, folder, config, interrupt, gauges, images):
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
-        record = dict(_new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names)
+        record = dict(new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names)
         checkpoint = _open_folder(folder, config, record)
         torch.manual_seed(config.seed)
         network.replace_head(dataset.classes)
@@ -154,11 +151,11 @@ def _train_on(device, folder, config, interrupt, gauges, images):
             record["status"], record["error"] = "failed", one_line(error)
             raise _explained(error)  # noqa: B904 (the cause is in it; `from error` would make an error its own cause)
         finally:
-            record["plan"] = _plan(decisions, clock)
+            record["plan"] = plan_of(decisions, clock)
             record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
             energy = gauges.meter.record()
             record["heat"] = energy.pop("heat")
-            record["results"].update(_costs(gauges), **energy)
+            record["results"].update(costs_of(clock, gauges.memory), **energy)
             record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             folder.write_record(record)
         folder.drop_cache()
@@ -209,14 +206,6 @@ def _train_and_save(work, checkpoint, record):
     record["labels"] = parts.labels.record() or record["labels"]
 
 
-def test_accuracy(network_file, work):
-    """Accuracy of a saved network on the test images, or None where there are none."""
-    network = load_network(str(network_file)).to(work.device).eval()
-    counted, share = counted_images(work.dataset.test) if work.config.as_released else (work.dataset.test, 1.0)
-    accuracy = evaluate(network, evaluation_batches(work, network.description, counted))[0]
-    return None if accuracy is None else accuracy * share
-
-
 def _open_folder(folder, config, record):
     """Decide between a fresh start and a continuation; returns the checkpoint to go on from, or None."""
     if not config.overwrite:
@@ -240,36 +229,6 @@ def _short(value):
     return text if len(text) <= 40 else text[:12] + "..."
 
 
-def _new_record(config, device, dataset, network, fingerprint):
-    return {
-        "status": "running", "method": config.method, "network": network.description["name"], "dataset": dataset.name,
-        "pet": config.pet.kind, "seed": config.seed, "device": describe_device(device), "power_mode": power_mode(),
-        "config": config.as_dict(),
-        "versions": _versions(), "commit": _commit(), "data_sha256": dataset.fingerprint, "network_sha256": fingerprint,
-        "bad_files": [list(entry) for entry in dataset.bad_files],
-        "results": {"test_accuracy": None, "val_accuracy": None, "best_epoch": None, "train_seconds": None, "wall_seconds": None,
-                    "phases": {}, "peak_mib": None, "peak_device_mib": None, "trainable_parameters": None, "trainable_share": None,
-                    "energy_j": None, "energy_phases": None},
-        "labels": {name: dataset.split[name] for name in ("labelled", "unlabelled")} if config.splits.shots else None,
-        "heat": None, "plan": None,
-    }
-
-
-def _plan(decisions, clock):
-    """What was decided, and beside what was predicted of the frozen networks' time what it came to."""
-    plan = {name: decisions.values[name] for name in PLAN if name in decisions.values}
-    phases = clock.phases
-    return dict(plan, measured_frozen_seconds=round(phases.get("frozen", 0.0) + phases.get("decode", 0.0), 3))
-
-
-def _costs(gauges):
-    clock, memory = gauges.clock, gauges.memory
-    phases = {name: round(seconds, 4) for name, seconds in sorted(clock.phases.items())}
-    return {"train_seconds": round(clock.train_seconds, 4), "wall_seconds": round(clock.wall_seconds, 4), "phases": phases,
-            "evaluation_seconds": round(clock.evaluation_seconds, 4), "peak_mib": round(memory.mib(), 1),
-            "peak_device_mib": memory.device_mib()}
-
-
 def _explained(error):
     """Errors of the machine as one line; the rest stays what it is."""
     if isinstance(error, (UserError, RunFailed)):
@@ -281,24 +240,3 @@ def _explained(error):
     if is_memory or isinstance(error, MemoryError):
         return RunFailed("out of memory: start anew with a smaller loader.batch_size (and resume=none), or close other programs")
     return error
-
-
-def _versions():
-    return {"python": platform.python_version(), "system": platform.platform(),
-            **{name: package_version(name) for name in ("torch", "torchvision", "numpy", "openvino", "onnxruntime")}}
-
-
-def _commit():
-    """The checkout's commit, or None outside one. Read from .git: starting a program would cost more than reading two files."""
-    git = Path(__file__).resolve().parent.parent / ".git"
-    try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head[len("ref: "):]
-        if (git / name).is_file():
-            return (git / name).read_text(encoding="utf-8").strip()
-        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
-        return next((line.split()[0] for line in packed if line.endswith(" " + name)), None)
-    except (OSError, UnicodeDecodeError):  # no checkout, or a worktree, whose .git is a file
-        return None

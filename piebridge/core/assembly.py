@@ -1,39 +1,24 @@
 """From a configuration to the parts of the loop. Methods differ in these parts only."""
 
-import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from piebridge.core.as_released import CountedValidation, FreshAdamStep, counted_images, released_batches
-from piebridge.core.audit import AuditedStep
-from piebridge.core.direct_step import DirectStep
-from piebridge.core.elastic_trainer import ElasticStep
+from piebridge.core.as_released import released_batches
 from piebridge.core.errors import UserError
-from piebridge.core.full_batches import FullBatchStep
 from piebridge.core.gate_kinds import build_gate
 from piebridge.core.head2toe import select_features
 from piebridge.core.labels import Labels, PseudoLabels
-from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.loop import Parts
 from piebridge.core.preparation import FrozenPart, caches_features
-from piebridge.core.progress_bar import progress_bar
-from piebridge.core.prune_train import PruneTrainStep
 from piebridge.core.router import FixedRouter
 from piebridge.core.sampler import OriginalOnly, epoch_batches
-from piebridge.core.step import EagerStep, evaluate
+from piebridge.core.step_kinds import build_step
 from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
-from piebridge.core.transforms import Transform
 from piebridge.core.tuning import BODIES, Tuning
+from piebridge.core.validation import build_validation
 
-STEPS = {
-    "eager": lambda tuning, config: EagerStep(tuning, config.optimizer),
-    "direct": lambda tuning, config: DirectStep(tuning, config.optimizer),
-    "prune_train": lambda tuning, config: PruneTrainStep(tuning, config.optimizer, config.pet, config.prune_train),
-    "elastic": lambda tuning, config: ElasticStep(tuning, config.optimizer, config.elastic),
-    "fresh_adam": lambda tuning, config: FreshAdamStep(tuning, config.optimizer),
-}
 PREPARATIONS = {"head2toe": select_features}  # of PET kinds that look at the training images before the loop
 
 
@@ -79,23 +64,13 @@ def build_parts(work):
     selection, pruner = build_gate(gate, config.gate, config.epochs, len(work.dataset.train), config.seed)
     if config.router.skips_proxies:
         pruner = OriginalOnly(router, pruner)
-    parts = Parts(source=source, step=_step(config, tuning, source, router, gate), gate=selection, pruner=pruner,
-                  router=router, labels=labels, validate=_validation(work, frozen), settings=config.optimizer,
+    parts = Parts(source=source, step=build_step(config, tuning, source, router, gate), gate=selection, pruner=pruner,
+                  router=router, labels=labels, validate=build_validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=describe_sample,
                   batches=released_batches if config.as_released else epoch_batches)
     work.decisions.decide("gate", lambda: gate)
     return parts
-
-
-def _step(config, tuning, source, router, gate):
-    step = STEPS[config.step](tuning, config)
-    smoothing = config.optimizer.label_smoothing
-    if gate == "selective_backprop":
-        step = FullBatchStep(step, config.loader.batch_size, smoothing)
-    if config.router.audit and source.needs_level_batches:
-        step = AuditedStep(step, router, source.original_values, config.router.audit, config.router.audit_floor, smoothing)
-    return step
 
 
 def _labels(work):
@@ -117,49 +92,3 @@ def _from_stream(work, source, router):
     stream, level = Stream(arrivals, config.stream.samples, work.dataset.classes, work.device), int(router.levels[0])
     work.decisions.update("levels_used", {each.name: stream.size * (number == level) for number, each in enumerate(source.levels)})
     return StreamSource(source, stream), FixedRouter([level] * stream.size), stream
-
-
-def _validation(work, frozen):
-    if not work.config.as_released:
-        return Validation(work, frozen, work.dataset.val)
-    counted, share = counted_images(work.dataset.test)
-    return CountedValidation(Validation(work, frozen, counted), share)
-
-
-class Validation:
-    """Accuracy on some images (`samples`), always through the original. What a frozen network makes of them is computed once, by
-    `prepare`, where it is feature vectors, which are small."""
-
-    def __init__(self, work, frozen, samples):
-        self._work, self._frozen, self._samples = work, frozen, samples
-        self._features = None
-
-    def prepare(self):
-        if self._frozen.is_at_head:
-            self._features = list(self._values())
-
-    def __call__(self, trainable):
-        """(accuracy, mean loss), or (None, None) without images."""
-        return evaluate(trainable, self._values() if self._features is None else self._features)
-
-    def _values(self):
-        for images, labels in self._images():
-            yield self._frozen.original.features(images).to(self._work.device), labels
-
-    def _images(self):
-        return evaluation_batches(self._work, self._work.network.description, self._samples)
-
-
-def evaluation_batches(work, description, samples):
-    """Yield (images float32 [B, 3, S, S], labels int [B]) of `samples` on the run's device, as the description wants them."""
-    settings = work.config.loader
-    loader = ImageLoader(samples, Transform.for_network(description), settings.workers, settings.max_megapixels, work.bad_images)
-    labels = torch.tensor([sample.label for sample in samples], device=work.device)
-    bar = progress_bar(total=len(samples), desc="evaluating", unit="image")
-    with bar, contextlib.closing(loader.batches(in_batches(len(samples), settings.eval_batch_size))) as batches:
-        for indices, images in batches:
-            work.interrupt.check()
-            if indices:
-                yield images.to(work.device), labels[indices]
-            bar.update(len(indices))
-
