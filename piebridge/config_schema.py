@@ -4,62 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
-from piebridge.core.byte_sizes import parse_bytes
-from piebridge.core.errors import UserError
+from piebridge.config_options import are_blocks, check_levels, check_size, is_router, option, workers_option
 from piebridge.core.methods import METHODS, STRATEGIES
-from piebridge.core.proxy_specs import parse_spec
 
 # those of core/backends/registry.py, which needs torch; a test compares them
 BACKEND_NAMES = ("eager", "channels_last", "folded", "bf16", "torchscript", "onnxruntime", "openvino", "openvino_bf16")
-
-
-def option(default, text, choices=None, low=None, high=None, accepts=None, wanted=None, check=None, is_path=False):
-    """A dataclass field with its help text and what it allows.
-
-    choices: the allowed texts; low, high: bounds, included; accepts: a test for values of no single type, `wanted` its words;
-    check: value of the right type -> what is wrong with it, or None; is_path: a leading ~ stands for the user's home.
-    """
-    allowed = {"choices": choices, "low": low, "high": high, "accepts": accepts, "wanted": wanted, "check": check, "is_path": is_path}
-    return dataclasses.field(default=default, metadata=dict(allowed, text=text))
-
-
-def _is_count(value, most):
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
-
-
-def workers_option():
-    return option("auto", "decoding threads: auto or a number; 0 decodes in the training thread",
-                  accepts=lambda value: value == "auto" or _is_count(value, 256), wanted="auto or a number from 0 to 256")
-
-
-def _is_router(value):
-    level = str(value)[len("level:"):]
-    is_word = value in ("none", "residual", "policy", "shuffled", "importance", "random")
-    return is_word or (str(value).startswith("level:") and level in map(str, range(1000)))
-
-
-def _check_size(text):
-    try:
-        parse_bytes(text)
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _are_blocks(value):
-    count = str(value)[len("last:"):]
-    is_last = str(value).startswith("last:") and count.isdigit() and 0 < int(count) < 10000
-    return is_last or (isinstance(value, str) and bool(value)) or (
-        isinstance(value, (list, tuple)) and bool(value) and all(isinstance(name, str) and name for name in value))
-
-
-def _check_levels(levels):
-    try:
-        for text in levels:
-            parse_spec(text)
-    except UserError as error:
-        return str(error).partition(": ")[2]  # the key is named by the caller
-    return None
 
 
 @dataclass(frozen=True)
@@ -104,7 +53,7 @@ class Pet:
     dropout: float = option(0.0, "lora: dropout on the input of A", low=0.0, high=0.99)
     target: Tuple[str, ...] = option((), "lora: layers by the last parts of their paths, such as qkv or attn.proj; all where none is named")
     blocks: Any = option("all", "adapter, lora: the blocks they are put into; lst, head2toe: those that feed them: all, last:N, or a "
-                         "list of their names", accepts=_are_blocks, wanted="all, last:N, or a list of names")
+                         "list of their names", accepts=are_blocks, wanted="all, last:N, or a list of names")
     layer_features: int = option(512, "head2toe: about how many features a layer is pooled to", low=1, high=65536)
     keep: float = option(0.1, "head2toe: share of all features, the most relevant, that the head is trained on", low=1e-6, high=1.0)
     penalty: float = option(1e-4, "head2toe: group lasso of the head that finds them", low=0.0, high=1e6)
@@ -151,7 +100,7 @@ class Cache:
     shared: bool = option(False, "keep rows for other runs, and use theirs; a run that finds some shows less time than it would take alone")
     folder: Optional[str] = option(None, "where shared rows are; default: $PIEBRIDGE_CACHE/rows or ~/.cache/piebridge/rows", is_path=True)
     budget: str = option("10GiB", "most that the folder may take, such as 512MiB; what was not used for longest makes room",
-                         check=_check_size)
+                         check=check_size)
     augment: str = option("none", "change cached features at each use: noise, or mixup within a class", choices=("none", "noise", "mixup"))
     augment_strength: float = option(0.1, "noise in standard deviations of a feature; mixup: the largest weight of the other sample",
                                      low=0.0, high=10.0)
@@ -159,7 +108,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Proxies:
-    levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8", check=_check_levels)
+    levels: Tuple[str, ...] = option((), "proxies, such as 160px, 224px-drop2, 192px-int8", check=check_levels)
     set: Optional[str] = option(None, "folder of a proxy set (`piebridge forge`), in place of levels that the device makes", is_path=True)
     use: str = option("auto", "auto: only the levels that are predicted to pay; all: every level", choices=("auto", "all"))
     bridge: str = option("fitted", "what takes a proxy's features to the original's: fitted (a map fitted on training images, after that "
@@ -172,8 +121,8 @@ class Proxies:
 @dataclass(frozen=True)
 class Router:
     kind: str = option("none", "how a sample gets its first level: none, residual, policy, shuffled (another sample's by the policy), "
-                       "importance (the original; the gate moves it), random (as many on each as with residual) or level:N",
-                       accepts=_is_router, wanted="none, residual, policy, shuffled, importance, random or level:N")
+                       "importance (the original; the gate moves it), random (as many on each as with residual, by lot) or level:N",
+                       accepts=is_router, wanted="none, residual, policy, shuffled, importance, random or level:N")
     skips_proxies: bool = option(False, "leave samples out of an epoch that would go to a proxy")
     predictor: str = option("device", "of kind=residual; device: fitted here on calibration images; set: what the proxy set has, with "
                             "its own scores, which takes no pass of the original", choices=("device", "set"))

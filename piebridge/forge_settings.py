@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Tuple
 
-from piebridge.config_schema import option, workers_option
+from piebridge.config_options import option, workers_option
 from piebridge.config_values import check_value, from_text, split_words
 from piebridge.core.errors import UserError
 

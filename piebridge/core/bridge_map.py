@@ -39,6 +39,21 @@ class BridgeMap:
                          *[np.ascontiguousarray(factor, dtype=np.float32) for factor in (left, right)])
 
 
+class Chain:
+    """One bridge map after the other: that of a set, then what these images show it to lack."""
+
+    def __init__(self, *maps):
+        self._maps = maps
+
+    def __call__(self, features):
+        for each in self._maps:
+            features = each(features)
+        return features
+
+    def fingerprint(self):
+        return [each.fingerprint() for each in self._maps]
+
+
 def fit_bridge_map(proxy, original, penalties=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0)):
     """Ridge regression of the original's features on the proxy's, both float [N, D]; (BridgeMap, residuals [N]).
 

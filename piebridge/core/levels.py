@@ -9,7 +9,8 @@ import numpy as np
 
 from piebridge.core import backends
 from piebridge.core.backends import device_profile
-from piebridge.core.bridge_map import fit_bridge_map
+from piebridge.core.bridge_map import Chain, fit_bridge_map
+from piebridge.core.cascade import Cascade
 from piebridge.core.device import describe_device
 from piebridge.core.difficulty import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.offers import offers
@@ -57,6 +58,10 @@ class Proxies:
     def levels(self):
         return [candidate.level for candidate in self._kept]
 
+    def cascade(self):
+        """The Cascade over the levels kept."""
+        return Cascade(self._kept, self.part.config.router.kind, self.part.config.seed)
+
     @property
     def _goes_by_set(self):
         """Whether samples are routed by a predictor that a set brings along, so that nothing is calibrated here."""
@@ -91,32 +96,6 @@ class Proxies:
     def residual_router(self):
         """See set_routers.residual_router_of."""
         return residual_router_of(self.proxy_set, self.predictor, self.part.config, [level.name for level in self.levels])
-
-    def accepted(self, number, caches, indices):
-        """The samples of `indices` that level `number` may serve; `caches` has their features: {level: cache}, this and cheaper ones."""
-        kind = self.part.config.router.kind
-        if not indices:
-            return []
-        if kind == "random":
-            return self._by_lot(number, caches, indices)
-        return self._within_tolerance(number, caches, indices)
-
-    def _within_tolerance(self, number, caches, indices):
-        router, cache = self._kept[number - 1].router, caches[number]
-        pieces = [indices[start:start + 512] for start in range(0, len(indices), 512)]
-        return [index for piece in pieces for index, level in zip(piece, router(cache.read(piece))) if level]
-
-    def _by_lot(self, number, caches, indices):
-        """As many as the residual router would take here, so that both cost the same: its share is seen on those of the samples
-        that it, too, would not have given a cheaper level."""
-        left = indices
-        for cheaper in range(len(self._kept), number, -1):
-            taken = set(self._within_tolerance(cheaper, caches, left))
-            left = [index for index in left if index not in taken]
-        share = len(self._within_tolerance(number, caches, left)) / len(left) if left else self._kept[number - 1].share
-        random = np.random.RandomState((self.part.config.seed * 1000 + number) % 2 ** 32)
-        chosen = random.permutation(len(indices))[:int(round(share * len(indices)))]
-        return sorted(np.asarray(indices)[chosen].tolist())
 
     def _is_promising(self, offer):
         """Whether a level is worth making: predicted from its cost, and from half of the samples that the best level so far serves."""
@@ -255,21 +234,6 @@ class Proxies:
         """Of the frozen forwards that the calibration took."""
         forwards = self._milliseconds + sum(candidate.cost for candidate in self._kept) if self._kept else 0.0
         return len(self.calibration) * forwards / 1000
-
-
-class Chain:
-    """One bridge map after the other: that of a set, then what these images show it to lack."""
-
-    def __init__(self, *maps):
-        self._maps = maps
-
-    def __call__(self, features):
-        for each in self._maps:
-            features = each(features)
-        return features
-
-    def fingerprint(self):
-        return [each.fingerprint() for each in self._maps]
 
 
 def _dearest_first(candidates):

@@ -4,13 +4,11 @@ What is decided here (backend, levels, routing) is recorded as it is decided, se
 """
 
 import contextlib
-import functools
 import logging
 
 import numpy as np
 
 from piebridge.core import backends
-from piebridge.core.as_released import NoisyPolicy
 from piebridge.core.bad_images import NOTHING_READABLE
 from piebridge.core.errors import UserError
 from piebridge.core.feature_augmentation import feature_augmentation
@@ -19,6 +17,7 @@ from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.router import DataAwareRouter, FixedRouter, RandomRouter
+from piebridge.core.routing import Routing
 from piebridge.core.row_codec import RowCodec
 from piebridge.core.run_cache import RunCache
 from piebridge.core.sources import CachedSource, Level, LevelSource
@@ -28,8 +27,6 @@ from piebridge.core.transforms import Transform
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 BY_LOT = ("random", "shuffled")  # routers that draw anew which samples a level gets
-POLICY_BATCH = 32  # images that a policy looks at together
-PREDICTED_ROWS = 512  # features that a predictor reads together
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
@@ -88,7 +85,7 @@ class FrozenPart:
             raise UserError(f"router.kind={self.config.router.kind}: {self.decisions.values['proxies']['reason']}; choose another level, "
                             "or router.kind=residual")
         if proxies and proxies.levels:
-            routing, caches = self._routed(levels, proxies)
+            routing, caches = Routing(self).of(levels, proxies)
         elif self.is_cached:
             routing, caches = np.zeros(self.count, dtype=int), [(self.filled(self.original, everyone), everyone)]
         else:
@@ -194,77 +191,6 @@ class FrozenPart:
         fingerprint = self.work.fingerprint if self.is_at_head else f"{self.work.fingerprint} up to {self.tuning.tap}"
         return backends.probe(self.tuning.frozen(), images, self.batch_size, self.config.backend.tolerance, expected,
                               fingerprint=fingerprint)
-
-    def _routed(self, levels, proxies):
-        """The level of every sample [samples], and a list of (cache, samples that it serves)."""
-        kind, filled = self.config.router.kind, {}
-        if proxies.predictor is not None:
-            routing, filled[len(levels) - 1] = self._by_prediction(levels[-1], proxies.residual_router())
-        elif kind in ("residual", "random"):
-            return self._cascade(levels, proxies)
-        elif kind in ("policy", "shuffled"):
-            with self.work.clock.phase("proxies"):
-                routing = self.by_policy(*proxies.policy())
-        else:
-            routing = np.full(self.count, 0 if kind == "importance" else 1, dtype=np.int64)
-        if not self.is_cached:
-            return routing, []
-        served = {number: np.flatnonzero(routing == number).tolist() for number in range(len(levels))}
-        for number, indices in served.items():
-            if indices and number not in filled:
-                filled[number] = self.filled(levels[number], indices)
-        return routing, [(filled[number], indices) for number, indices in served.items() if indices]
-
-    def by_policy(self, policy, numbers):
-        """The level of each sample [samples] by its image; one that cannot be read has level 0. numbers: level for each output.
-
-        router.kind=shuffled: the same levels, dealt out by lot.
-        """
-        if self.config.as_released:  # with noise, and its time not counted
-            with self.work.clock.evaluation():
-                return self._looked_at(NoisyPolicy(policy, self.count, self.config.seed), numbers)
-        routing = self._looked_at(policy, numbers)
-        is_dealt = self.config.router.kind == "shuffled"
-        return np.random.RandomState(self.config.seed).permutation(routing) if is_dealt else routing
-
-    def _looked_at(self, policy, numbers):
-        routing = np.zeros(self.count, dtype=np.int64)
-        for indices, images in self.loader(policy.size).batches(in_batches(self.count, POLICY_BATCH), self.work.view_seed(0)):
-            if indices:
-                routing[indices] = numbers[policy(images, indices)]
-        return routing
-
-    def _by_prediction(self, cheapest, router):
-        """(level of each sample [samples] by its features through the cheapest level, the cache of these)."""
-        cache, routing = self.filled(cheapest, list(range(self.count))), np.zeros(self.count, dtype=np.int64)
-        with self.work.clock.phase("proxies"):
-            present = cache.present()
-            for start in range(0, len(present), PREDICTED_ROWS):
-                piece = present[start:start + PREDICTED_ROWS]
-                routing[piece] = router(cache.read(piece))
-        return routing, cache
-
-    def _cascade(self, levels, proxies):
-        """Route every sample to the cheapest level whose residual is bounded by the tolerance: (routing, caches).
-
-        The bound is computed from the level's own features, which therefore have to be computed first; accepted, they are
-        what the cache keeps, rejected, the sample goes on to the next dearer level.
-        """
-        routing = np.zeros(self.count, dtype=np.int64)
-        calibration = set(proxies.calibration)
-        caches, filled = [(proxies.calibration_cache, proxies.calibration)], {}
-        pending = [index for index in range(self.count) if index not in calibration]
-        for number in range(len(levels) - 1, 0, -1):
-            level = levels[number]
-            filled[number] = self.filled(level, pending)
-            accepted = self.decisions.decide(f"served by {level.name}", functools.partial(
-                proxies.accepted, number, filled, filled[number].present()))
-            routing[accepted] = number
-            caches.append((filled[number], accepted))
-            pending = sorted(set(pending) - set(accepted))
-        if self.is_cached:
-            caches.append((self.filled(self.original, pending), pending))
-        return routing, caches
 
     def filled(self, level, indices, view=0):
         """The FeatureCache of samples (list of int) through a Level, with everything computed that it lacked."""

@@ -10,6 +10,7 @@ from piebridge.core.graph import INPUT
 from piebridge.core.offers import offers
 from piebridge.core.packages import one_line
 from piebridge.core.policy import PolicyRouter
+from piebridge.core.routing import Routing
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
@@ -88,5 +89,5 @@ class TrainedLevels:
             numbers = [0]
             for offer in found:
                 numbers.append(wanted.index(offer) + 1 if offer in wanted else numbers[-1])
-            return self.part.by_policy(PolicyRouter(proxy_set.policy, len(numbers)), np.array(numbers))
+            return Routing(self.part).by_policy(PolicyRouter(proxy_set.policy, len(numbers)), np.array(numbers))
         return np.full(self.part.count, 0 if kind == "importance" else len(wanted), dtype=np.int64)

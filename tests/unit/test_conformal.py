@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from piebridge.core.cascade import Cascade
 from piebridge.core.dataset import open_dataset
 from piebridge.core.difficulty import ResidualPredictor, ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
 from piebridge.core.errors import UserError
-from piebridge.core.levels import Candidate, Proxies
+from piebridge.core.levels import Candidate
 from piebridge.core.loader import ImageLoader
 from piebridge.core.networks import load_network
 from piebridge.core.predictor_file import load_predictor, save_predictor
@@ -260,11 +261,11 @@ class Rows:
         self.read = lambda indices: features[indices]
 
 
-def cascade(proxies, caches, everyone):
-    """{level: samples} as preparation's cascade gives them, the cheapest level first."""
+def served_by(cascade, caches, everyone):
+    """{level: samples} as a run's routing gives them, the cheapest level first."""
     pending, served = list(everyone), {}
     for number in range(len(caches), 0, -1):
-        served[number] = proxies.accepted(number, caches, pending)
+        served[number] = cascade.accepted(number, caches, pending)
         pending = sorted(set(pending) - set(served[number]))
     return served
 
@@ -279,14 +280,12 @@ def test_random_routing_costs_what_residual_routing_costs():
         candidates.append(Candidate(None, ResidualRouter(predictor, 0.75, 0.2), 1.0, 0.5))
     caches, used = {level: Rows(features) for level in (1, 2, 3)}, {}
     for kind in ("residual", "random"):
-        proxies = Proxies.__new__(Proxies)  # without making any
-        proxies._kept = candidates
-        proxies.part = SimpleNamespace(config=SimpleNamespace(router=SimpleNamespace(kind=kind), seed=1))
-        served = cascade(proxies, caches, range(count))
+        cascade = Cascade(candidates, kind, seed=1)
+        served = served_by(cascade, caches, range(count))
         used[kind] = [len(served[level]) for level in (1, 2, 3)]
         assert len(set(sum(served.values(), []))) == sum(used[kind])
-        assert served == cascade(proxies, caches, range(count))
+        assert served == served_by(cascade, caches, range(count))
     assert used["random"][2] == used["residual"][2] > 100  # the cheapest level: exactly
     assert used["residual"][0] > 200 and used["residual"][1] > 200
     np.testing.assert_allclose(used["random"], used["residual"], rtol=0.1)
-    assert proxies.accepted(1, caches, []) == []
+    assert cascade.accepted(1, caches, []) == []

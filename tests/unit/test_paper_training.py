@@ -23,8 +23,8 @@ from piebridge.core.errors import Cancelled, RunFailed
 from piebridge.core.interrupt import Interrupt
 from piebridge.core.level_loader import THREAD_NAME
 from piebridge.core.network import GraphNetwork, expected_shapes
-from piebridge.core.preparation import FrozenPart
 from piebridge.core.proxy_set import Proxy, write_proxy_set
+from piebridge.core.routing import Routing
 from piebridge.core.safetensors_file import read_safetensors
 from piebridge.training import train
 
@@ -242,13 +242,13 @@ def test_the_artifacts_baseline_differs_in_its_gate_only(data, proxy_set, tmp_pa
 
 def test_the_artifacts_figures(data, proxy_set, tmp_path, spy, monkeypatch):
     """The best accuracy on test images, counted its way, at the last time; the router's time counts for nothing."""
-    stacks, look = [], FrozenPart._looked_at
+    stacks, look = [], Routing._looked_at
 
     def looked_at(self, *arguments):
         stacks.append(list(self.work.clock._stack))
         return look(self, *arguments)
 
-    monkeypatch.setattr(FrozenPart, "_looked_at", looked_at)
+    monkeypatch.setattr(Routing, "_looked_at", looked_at)
     result = run(data, proxy_set, tmp_path / "run", as_released=True, optimizer__lr=0.01)
     assert "evaluation" in stacks[0]
     lines = [line.split() for line in (tmp_path / "run" / "log.txt").read_text().splitlines()]
