@@ -42,6 +42,8 @@ ELSEWHERE = {
     "bash scripts/run_standalone_datasets/run_openclipart.sh 0": END_TO_END + "::test_a_standalone_data_set",
     "bash scripts/run_standalone_datasets/run_caltech101.sh 0":
         "tests/unit/test_scripts.py::test_a_data_set_that_is_not_here_says_how_to_get_it",
+    "piebridge compare res/train_log res/expected/jetson_tx2": END_TO_END + "::test_a_standalone_data_set",
+    "piebridge table --document doc/results.md": "tests/unit/test_results_document.py::test_one_command_makes_them",
     "piebridge forge efficientnet_lite0 --images photos --out proxynetworks/lite0": FORGE,
     "piebridge forge --profile proxynetworks/lite0": FORGE,
     "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos_lite0 proxies.set=proxynetworks/lite0": FORGE,
