@@ -34,8 +34,8 @@ def contradictions(config):
         yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
                "made by piebridge forge")
     if (config.router.kind, config.router.predictor, config.proxies.bridge) == ("residual", "set", "none"):
-        yield (("router.predictor", "proxies.bridge"), "router.predictor=set reads features that a set's map has brought to the original's, "
-               "and proxies.bridge=none leaves the map out; use router.predictor=device")
+        yield (("router.predictor", "proxies.bridge"), "router.predictor=set reads features that a set's map has brought to the "
+               "original's, and proxies.bridge=none leaves the map out; use router.predictor=device")
     if config.as_released and config.method not in RELEASED:
         yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
     if config.strategy != "configured" and config.as_released:

@@ -204,8 +204,8 @@ def test_as_released_the_baseline_is_the_routed_path_with_an_open_gate(method, k
     (["as_released=true", "method=PET_fast"], "as_released=true: the artifact has ours, PET, FTAll, and not PET_fast"),
     (["as_released=true", "proxies.set=s", "loader.augment=flip"], "loader.augment=flip contradicts as_released=true, which stands for "
      "loader.augment=none: the released artifact's ours"),
-    (["method=no_alignment", "proxies.set=s", "router.predictor=set"], "router.predictor=set reads features that a set's map has brought to "
-     "the original's, and proxies.bridge=none leaves the map out; use router.predictor=device"),
+    (["method=no_alignment", "proxies.set=s", "router.predictor=set"], "router.predictor=set reads features that a set's map has brought "
+     "to the original's, and proxies.bridge=none leaves the map out; use router.predictor=device"),
     (["as_released=true", "proxies.set=s", "method=PET", "gate.factor=0.8"], "gate.factor=0.8 contradicts as_released=true"),
 ])
 def test_strategies_that_contradict_something(overrides, expected):
