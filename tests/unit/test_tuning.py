@@ -10,6 +10,7 @@ from piebridge.core import backends, graph
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
 from piebridge.core.clock import Clock
 from piebridge.core.gate import OpenGate
+from piebridge.core.labels import Labels
 from piebridge.core.loop import Parts, Progress, Saver, run_loop
 from piebridge.core.network import GraphNetwork
 from piebridge.core.router import FixedRouter
@@ -219,7 +220,7 @@ def run(folder, kind, last=None):
     tuning = Tuning(network, settings(kind, dropout=0.3))
     tuning.add_level(network.without_blocks(["blocks.2"]))
     progress, best, clock, interrupt = Progress(), {}, Clock(), Interrupt(last)
-    parts = Parts(Source(tuning, [16, 12]), step_of(tuning), OpenGate(), FixedRouter([0, 1] * 8), torch.arange(16) % 4,
+    parts = Parts(Source(tuning, [16, 12]), step_of(tuning), OpenGate(), FixedRouter([0, 1] * 8), Labels(torch.arange(16) % 4),
                   lambda trainable: (None, None), step_of(tuning)._settings, epochs=2, batch_size=4, seed=3)
     writer = CheckpointWriter(folder)
     saver = Saver(parts, progress, best, clock, writer, Folder(), 0.0)
