@@ -16,7 +16,7 @@ from piebridge.core.graph import INPUT
 from piebridge.core.level_loader import LOADING, Resident
 from piebridge.core.levels import Proxies
 from piebridge.core.loader import ImageLoader, in_batches
-from piebridge.core.router import DataAwareRouter, FixedRouter, RandomRouter
+from piebridge.core.router import ClosingRouter, DataAwareRouter, FixedRouter, RandomRouter
 from piebridge.core.routing import Routing
 from piebridge.core.row_codec import RowCodec
 from piebridge.core.run_cache import RunCache
@@ -107,8 +107,10 @@ class FrozenPart:
             return source, FixedRouter(routing)
         cheapest, settings = len(levels) - 1, self.config.router
         if settings.kind in BY_LOT:
-            return source, RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
-        return source, DataAwareRouter(routing, cheapest, settings.lowers)
+            router = RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
+        else:
+            router = DataAwareRouter(routing, cheapest, settings.lowers)
+        return source, ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing else router
 
     def _cached_source(self, levels, routing, caches):
         """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""

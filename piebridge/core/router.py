@@ -95,3 +95,38 @@ class RandomRouter(DataAwareRouter):
     def restore(self, state):
         super().restore(state)
         self._draws = state["draws"]
+
+
+class ClosingRouter:
+    """Another router until the last epochs, which run through the original: what was trained through proxies meets what it will serve.
+
+    closing: how many of `epochs` these are.
+    """
+
+    def __init__(self, router, epochs, closing):
+        self._router, self._first, self._epoch = router, max(0, epochs - closing), 0
+
+    @property
+    def levels(self):
+        return np.zeros_like(self._router.levels) if self._epoch >= self._first else self._router.levels
+
+    @property
+    def cheapest(self):
+        return self._router.cheapest
+
+    def update(self, indices, losses, is_selected):
+        self._router.update(indices, losses, is_selected)
+
+    def give_up(self, level):
+        self._router.give_up(level)
+
+    def end_epoch(self):
+        self._router.end_epoch()
+        self._epoch += 1
+
+    def state(self):
+        return {"router": self._router.state(), "epoch": self._epoch}
+
+    def restore(self, state):
+        self._router.restore(state["router"])
+        self._epoch = state["epoch"]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import torch
 
-from piebridge.core.router import DataAwareRouter, RandomRouter
+from piebridge.core.router import ClosingRouter, DataAwareRouter, RandomRouter
 
 
 def losses(*values):
@@ -82,3 +82,18 @@ def test_restored_routers_go_on_alike():
             each.update([2, 3], losses(1.0, 1.0), torch.tensor([SKIPPED, SKIPPED]))
             each.end_epoch()
         assert router.levels.tolist() == other.levels.tolist() and router.state() == other.state()
+
+
+def test_the_last_epochs_go_through_the_original_also_after_a_resumption():
+    router = ClosingRouter(DataAwareRouter(np.array([1, 0, 2]), cheapest=2), epochs=4, closing=2)
+    for expected in ([1, 0, 2], [1, 1, 2]):
+        assert router.levels.tolist() == expected
+        router.update([0, 1, 2], losses(1.0, 1.0, 1.0), torch.tensor([RUN, SKIPPED, SKIPPED]))
+        router.end_epoch()
+    again = ClosingRouter(DataAwareRouter(np.zeros(3), cheapest=2), epochs=4, closing=2)
+    again.restore(json.loads(json.dumps(router.state())))
+    for each in (router, again):
+        assert each.levels.tolist() == [0, 0, 0] and each.cheapest == 2
+        each.end_epoch()
+        assert each.levels.tolist() == [0, 0, 0]
+    assert ClosingRouter(DataAwareRouter(np.array([1]), cheapest=1), epochs=1, closing=5).levels.tolist() == [0]
