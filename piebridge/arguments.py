@@ -19,7 +19,7 @@ def parse_arguments(argv, verbs):
     usage = f"see `{'piebridge ' + verb if verb else 'piebridge'} --help`"
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
-        hint = f"write settings as key=value, such as {unknown[0].lstrip('-')}=...; " if verb in ("train", "data") else ""
+        hint = f"write settings as key=value, such as {unknown[0].lstrip('-')}=...; " if verb in ("train", "plan", "data") else ""
         raise UserError(f"unknown option {unknown[0]}; {hint}{usage}")
     if rest and not hasattr(arguments, "words"):
         raise UserError(f"unexpected word '{rest[0]}'; {usage}")
@@ -71,6 +71,8 @@ def _add_words(parsers):
     runs = "a path below res/train_log, a folder with a config.yaml, or a YAML file"
     parsers["train"].add_argument("run", metavar="RUN", help=runs)
     words("train", "key=value", "change a key of the configuration")
+    parsers["plan"].add_argument("run", metavar="RUN", help=runs)
+    words("plan", "key=value", "change a key of the configuration")
     parsers["predict"].add_argument("run", metavar="RUN", help="a run, or its folder")
     words("predict", "IMAGE_OR_FOLDER", "what to classify; folders are searched through")
     top = "rows per image, most probable first (default 1)"

@@ -31,6 +31,17 @@ def train(arguments):
           f"tuned network  {result.folder / 'tuned.safetensors'}")
 
 
+def plan(arguments):
+    from piebridge.config import load_config, parse_overrides
+    from piebridge.run_paths import find_config
+
+    load_config(find_config(arguments.run), arguments.words)
+    from piebridge.plan_verb import plan as make_plan
+
+    lines, _ = make_plan(arguments.run, **parse_overrides(arguments.words))
+    print("\n".join(lines))
+
+
 def predict(arguments):
     from piebridge.core.prediction import predict as classify
     from piebridge.run_paths import find_run_folder
@@ -130,6 +141,7 @@ def doctor(arguments):
 
 VERBS = {
     "train": (train, "train one run, and save the tuned network"),
+    "plan": (plan, "measure for at most a minute, and print what each way of training would cost"),
     "predict": (predict, "classify images with a run's tuned network"),
     "table": (table, "compare finished runs: accuracy, seconds, ratios, memory"),
     "compare": (compare, "set finished runs beside expected or published results"),

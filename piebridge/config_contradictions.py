@@ -40,7 +40,9 @@ def contradictions(config):
         yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
     if config.strategy != "configured" and config.as_released:
         yield ("as_released", "strategy"), f"as_released=true does as the artifact does, strategy={config.strategy} does not; choose one"
-    if config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
+    if config.strategy == "auto" and METHODS[config.method].fixed:
+        yield ("strategy", "method"), f"strategy=auto chooses how samples are served, method {config.method} says how; use method=ours"
+    elif config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
         yield (("strategy", "method"), f"strategy={config.strategy} trains through proxies, method {config.method} stands for none; "
                "use method=ours")
     if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":

@@ -42,6 +42,11 @@ def check_size(text):
     return None
 
 
+def check_limit(text):
+    """As check_size; an empty text is no limit."""
+    return check_size(text) if text else None
+
+
 def are_blocks(value):
     """Whether it says which blocks: all, last:N, a name or a list of names."""
     count = str(value)[len("last:"):]

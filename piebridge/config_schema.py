@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
 
-from piebridge.config_options import are_blocks, check_levels, check_size, is_router, option, workers_option
+from piebridge.config_options import are_blocks, check_levels, check_limit, check_size, is_router, option, workers_option
 from piebridge.core.methods import METHODS, STRATEGIES
 
 # those of core/backends/registry.py, which needs torch; a test compares them
@@ -154,6 +154,15 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Plan:
+    seconds: float = option(60.0, "of strategy=auto and `piebridge plan`: most seconds of measuring; a run takes less, a part of its time",
+                            low=0.0, high=3600.0)
+    ram: str = option("", "most memory that a strategy may take, such as 2GiB; none given: no limit", check=check_limit)
+    disk: str = option("", "most that a strategy may keep on disk, such as 500MiB; none given: no limit", check=check_limit)
+    exact: bool = option(False, "only strategies that train on what plain training would train on")
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     seconds: float = option(60.0, "longest time between two checkpoints; there is one at each epoch's end too", low=0.0)
 
@@ -169,7 +178,8 @@ class Config:
     output: Optional[str] = option(None, "run folder; default: beside the configuration", is_path=True)
     resume: str = option("auto", "auto: go on from a checkpoint; none: start anew", choices=("auto", "none"))
     overwrite: bool = option(False, "replace a finished run")
-    strategy: str = option("configured", "what to do for a sample: as the other keys say, or the paper's algorithm, with a proxy set",
+    strategy: str = option("configured", "what to do for a sample: as the other keys say, the cheapest that is predicted here (auto), or "
+                           "the paper's algorithm, with a proxy set",
                            choices=tuple(STRATEGIES))
     as_released: bool = option(False, "do as the released artifact of the paper does, where that differs from the paper")
     step: str = option("eager", "training step: eager (autograd), direct (the known gradient of a linear head), prune_train (autograd, "
@@ -189,6 +199,7 @@ class Config:
     proxies: Proxies = Proxies()
     router: Router = Router()
     gate: Gate = Gate()
+    plan: Plan = Plan()
     checkpoint: Checkpoint = Checkpoint()
 
     def as_dict(self):

@@ -20,6 +20,13 @@ RUN is a path below res/train_log, a folder with a config.yaml, or a YAML file (
 key=value changes any key of the configuration (`piebridge configs keys`); values are Python literals, texts need no quotes.
 Ctrl-C saves; the same command goes on from there. A finished run is kept unless overwrite=true.
 """,
+    "plan": """
+examples:
+  piebridge plan efficientnet_lite0/Clipart10/ours
+  piebridge plan efficientnet_lite0/Clipart10/ours data=~/photos loader.augment=crop_flip plan.disk=500MiB
+
+Prints seconds, memory and disk of every strategy, and which one strategy=auto would take. Trains nothing.
+""",
     "predict": """
 examples:
   piebridge predict efficientnet_lite0/Clipart10/ours cat.jpg dog.png

@@ -115,13 +115,8 @@ def _train_on(device, folder, config, interrupt, gauges, images):
             folder.refuse_finished()
         folder.refuse_foreign()
         folder.refuse_own(config.network)
-        dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
-                                config.loader.max_megapixels)
-        dataset = limit_labels(dataset, config.splits.shots, config.splits.seed, keeps_unlabelled=config.pseudo.kind != "none")
-        network = load_network(config.network, trust_pickle=config.trust_pickle)
+        dataset, network = read_inputs(config)
         folder.refuse_inside(f"the images, data={config.data}", dataset.folder)
-        if os.path.isfile(config.network):
-            check_runs(network, config.network)
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
@@ -162,6 +157,17 @@ def _train_on(device, folder, config, interrupt, gauges, images):
     return RunResult(record, folder.path)
 
 
+def read_inputs(config):
+    """(dataset, network) that a configuration names, checked. UserError for what cannot be read or does not run."""
+    dataset = verify_images(open_dataset(config.data, config.splits), config.loader.max_bad_files, config.loader.workers,
+                            config.loader.max_megapixels)
+    dataset = limit_labels(dataset, config.splits.shots, config.splits.seed, keeps_unlabelled=config.pseudo.kind != "none")
+    network = load_network(config.network, trust_pickle=config.trust_pickle)
+    if os.path.isfile(config.network):
+        check_runs(network, config.network)
+    return dataset, network
+
+
 def _run(work, checkpoint, record):
     """Train, save, evaluate the saved file; fills `record`."""
     _train_and_save(work, checkpoint, record)
@@ -170,6 +176,10 @@ def _run(work, checkpoint, record):
         accuracy = record["results"]["test_accuracy"] = test_accuracy(work.folder.tuned_file, work)
     LOG.info("the tuned original, reloaded from %s: test accuracy %s; %.1f s of training", work.folder.tuned_file,
              "n/a (no test images)" if accuracy is None else f"{100 * accuracy:.2f} %", work.clock.train_seconds)
+    plan = work.decisions.values.get("strategy")
+    if plan is not None:
+        LOG.info("strategy %s was predicted to take %.1f s and took %.1f s", plan["name"], plan["predicted_seconds"],
+                 work.clock.train_seconds)
 
 
 def _train_and_save(work, checkpoint, record):

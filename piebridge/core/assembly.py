@@ -11,6 +11,8 @@ from piebridge.core.gate_kinds import build_gate
 from piebridge.core.head2toe import select_features
 from piebridge.core.labels import Labels, PseudoLabels
 from piebridge.core.loop import Parts
+from piebridge.core.planner import AUTO
+from piebridge.core.planning import planned
 from piebridge.core.preparation import FrozenPart, caches_features
 from piebridge.core.router import FixedRouter
 from piebridge.core.sampler import OriginalOnly, epoch_batches
@@ -46,10 +48,12 @@ class Workplace:
 
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
-    config = work.config
     # what is trained runs in torch: where the backend is free, with the frozen batch norm folded away
-    tuning = Tuning(work.network, config.pet, config.backend.name if config.backend.name in BODIES else "folded")
-    frozen = FrozenPart(work, tuning)
+    body = work.config.backend.name if work.config.backend.name in BODIES else "folded"
+    tuning, measured = Tuning(work.network, work.config.pet, body), None
+    if work.config.strategy == AUTO:
+        work, measured = planned(work, tuning)
+    config, frozen = work.config, FrozenPart(work, tuning, measured)
     source, router = frozen.source_and_router()
     gate = config.gate.kind
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)

@@ -101,6 +101,12 @@ class PeakMemory:
         return round(torch.cuda.max_memory_allocated(self._device) / 2 ** 20, 1)
 
 
+def resident_mib():
+    """What this process has in memory now, in MiB; its peak where that cannot be read."""
+    now = _status_kib("VmRSS")
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if now is None else now) / 1024
+
+
 def _status_kib(key):
     try:
         with open("/proc/self/status") as stream:

@@ -59,6 +59,7 @@ METHODS = {
 # strategy: settings that belong together, refused when a configuration says otherwise
 STRATEGIES = {
     "configured": {},
+    "auto": {},  # core/planner.py chooses
     "paper": {"router.kind": "policy", "gate.kind": "loss", "cache.kind": "none", "proxies.use": "all", "proxies.bridge": "set",
               "proxies.loading": "double_buffer"},
 }

@@ -52,9 +52,10 @@ class FrozenPart:
 
     work: an `assembly.Workplace`. tuning: what is trained, a `Tuning`. is_at_head: whether that is the head alone, so that the frozen
     networks give feature vectors; only these have bridge maps and residuals. Elsewhere levels run through autograd from their taps on.
+    built: another FrozenPart of the same run, whose segment of the original serves here too.
     """
 
-    def __init__(self, work, tuning):
+    def __init__(self, work, tuning, built=None):
         self.work, self.tuning = work, tuning
         self.config = work.config
         self.count = len(work.dataset.train)
@@ -71,7 +72,10 @@ class FrozenPart:
         self._shape = None  # of one sample's value at the tap
         self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
         self.loading = Resident()
-        self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
+        if built is not None and built.batch_size == self.batch_size:
+            self.loading, self.original = built.loading, built.original
+        else:
+            self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
 
     def source_and_router(self):
         """(source, router), with everything computed that they need."""

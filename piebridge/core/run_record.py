@@ -7,7 +7,7 @@ from piebridge.core.device import describe_device
 from piebridge.core.packages import package_version
 from piebridge.core.power_sensors import power_mode
 
-PLAN = ("backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
+PLAN = ("strategy", "backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
 
 
 def new_record(config, device, dataset, network, fingerprint):
@@ -29,6 +29,8 @@ def new_record(config, device, dataset, network, fingerprint):
 def plan_of(decisions, clock):
     """What was decided, and beside what was predicted of the frozen networks' time what it came to."""
     plan = {name: decisions.values[name] for name in PLAN if name in decisions.values}
+    if "strategy" in plan:
+        plan["strategy"] = dict(plan["strategy"], measured_seconds=round(clock.train_seconds, 3))
     phases = clock.phases
     return dict(plan, measured_frozen_seconds=round(phases.get("frozen", 0.0) + phases.get("decode", 0.0), 3))
 
