@@ -111,9 +111,8 @@ class FrozenPart:
             return source, FixedRouter(routing)
         cheapest, settings = len(levels) - 1, self.config.router
         if settings.kind in BY_LOT:
-            router = RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
-        else:
-            router = DataAwareRouter(routing, cheapest, settings.lowers)
+            return source, RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
+        router = DataAwareRouter(routing, cheapest, settings.lowers)
         return source, ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing else router
 
     def _cached_source(self, levels, routing, caches):

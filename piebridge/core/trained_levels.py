@@ -81,8 +81,7 @@ class TrainedLevels:
 
     def _routing(self, kind, found, wanted, proxy_set):
         if kind == "random":
-            random = np.random.RandomState((self.config.seed * 1000 + 7) % 2 ** 32)
-            return random.randint(len(wanted) + 1, size=self.part.count)
+            return self._by_lot(len(wanted))
         if kind in ("policy", "shuffled"):
             if proxy_set is None or proxy_set.policy is None:
                 raise UserError("router.kind=policy: needs proxies.set of a set that was forged with a policy; use router.kind=random")
@@ -91,3 +90,12 @@ class TrainedLevels:
                 numbers.append(wanted.index(offer) + 1 if offer in wanted else numbers[-1])
             return Routing(self.part).by_policy(PolicyRouter(proxy_set.policy, len(numbers)), np.array(numbers))
         return np.full(self.part.count, 0 if kind == "importance" else len(wanted), dtype=np.int64)
+
+    def _by_lot(self, proxies):
+        """As many samples at the original as there are closing epochs among the epochs, the others at any proxy; without closing epochs any
+        level. So what closing epochs would spend on the original is spent all along."""
+        random, count = np.random.RandomState((self.config.seed * 1000 + 7) % 2 ** 32), self.part.count
+        if not self.config.router.closing or not proxies:
+            return random.randint(proxies + 1, size=count)
+        at_original = random.permutation(count) < round(count * min(1.0, self.config.router.closing / self.config.epochs))
+        return np.where(at_original, 0, random.randint(1, proxies + 1, size=count))
