@@ -17,6 +17,7 @@ from piebridge.core.gate import BatchGate
 from piebridge.core.gate_kinds import GATES, build_gate
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.random_gates import InfoBatch, SelectiveBackprop, UnbiasedGate, first_full_epoch
+from piebridge.core.sampler import OriginalOnly
 from piebridge.core.step import EagerStep, gated_loss
 from piebridge.core.tuning import Tuning
 
@@ -144,6 +145,18 @@ def test_a_restored_gate_draws_what_the_other_would_have(make):
     for batch in batches[6:]:
         first, second = gate.select(batch), other.select(batch)
         assert torch.equal(first[0], second[0]) and (first[1] is second[1] is None or torch.equal(first[1], second[1]))
+
+
+def test_who_would_go_to_a_proxy_is_left_out_before_the_gates_pruner_looks():
+    router, pruner = SimpleNamespace(levels=np.array([0, 1, 0, 0, 2, 0])), InfoBatch(6, 0.99, full_from=10, seed=0)
+    both = OriginalOnly(router, pruner)
+    assert both.kept([0, 1, 2, 3, 4, 5], 0) == [0, 2, 3, 5]
+    pruner.observe(torch.tensor([1.0, 1.0, 1.0, 9.0]), [0, 2, 3, 5])
+    both.end_epoch()
+    assert both.kept([0, 1, 2, 3, 4, 5], 1) == pruner.kept([0, 2, 3, 5], 1) == [5]
+    other = InfoBatch(6, 0.99, full_from=10, seed=0)
+    OriginalOnly(router, other).restore(both.state())
+    assert other.state() == pruner.state()
 
 
 def test_a_pruner_restored_in_the_middle_of_an_epoch_keeps_the_same_samples():

@@ -13,7 +13,7 @@ from torch import nn
 from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.core.head2toe import MASK, group_lasso_head, pooled, relevance, select_features, top_share, unit_lengths
-from piebridge.core.labels import Labels
+from piebridge.core.labels import Labels, PseudoLabels
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.optimizers import build_optimizer
 from piebridge.core.tuning import Tuning
@@ -53,11 +53,12 @@ class Rows:
 
     def __init__(self, values, usable):
         self.values, self.usable = values, usable
-        self.streams = 0
+        self.streams, self.asked = 0, set()
 
     def stream(self, batches, epoch, levels):
         self.streams += 1
         for indices in batches:
+            self.asked.update(indices)
             yield indices, self.values[indices], 0
 
 
@@ -153,6 +154,16 @@ def selected(tmp_path_factory):
     chosen = select_features(tuning, source, labels, config, decide)
     assert select_features(tuning, source, labels, config, decide) == chosen and source.streams == 1  # a resumed run looks once
     return tuning, network, x, chosen
+
+
+def test_the_selection_goes_by_the_samples_whose_labels_are_known():
+    tuning, x = Tuning(network_of(Tower()), settings()), images(20)
+    source = Rows(tuning.frozen().features(x), list(range(20)))
+    is_labelled = torch.arange(20) % 5 == 0
+    labels = PseudoLabels(torch.arange(20) % 3, is_labelled, SimpleNamespace(), None, None)
+    config = SimpleNamespace(pet=settings(), loader=SimpleNamespace(batch_size=7), seed=0)
+    select_features(tuning, source, labels, config, lambda name, make: make())
+    assert source.asked == {0, 5, 10, 15}
 
 
 def test_the_selection_is_a_mask_before_the_unit_length(selected):

@@ -160,6 +160,11 @@ def test_two_segments_at_most_and_the_same_weights(data, proxy_set, tmp_path, sp
     spy.after = count
     buffered = run(data, proxy_set, tmp_path / "buffered", strategy="paper", backend__name=backend)
     assert most[0] == 2 and len(references) > 8 and len(networks) > 8
+    built = len(references)
+    audited = run(data, proxy_set, tmp_path / "audited", strategy="paper", backend__name=backend, router__audit=0.5,
+                  router__audit_floor=-1.0)
+    assert most[0] == 2 and len(references) > 2 * built  # the original comes back for each audit
+    assert are_equal(weights_of(buffered), weights_of(audited))
     gc.collect()  # what is left of the run itself
     references.clear()
     networks.clear()

@@ -29,8 +29,8 @@ def fresh(networks, name):
 
 
 def test_the_kinds_are_those_of_the_configuration():
-    assert set(PET_KINDS) == set(KINDS)
-    for kind in KINDS:
+    assert set(PET_KINDS) == set(KINDS).union({"head2toe", "lst"})  # these have tests of their own, as they start elsewhere
+    for kind in PET_KINDS:
         assert build_config({"method": "FTAll" if kind == "all" else "PET", "pet.kind": kind}, {}).pet.kind == kind
 
 
