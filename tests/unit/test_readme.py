@@ -146,7 +146,8 @@ def test_every_shipped_configuration_loads_and_says_what_it_is():
         network, dataset, method = name.split("/")
         config = build_config(read_yaml(path), {}, str(path))
         # a variant says after the name what differs: Openclipart_adapters, PET_fast_short
-        assert method.startswith(config.method) and (dataset.partition("_")[0], networks.get(network, network)) == (config.data, config.network)
+        assert method.startswith(config.method) and dataset.partition("_")[0] == config.data
+        assert networks.get(network, network) == config.network
         header = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
         assert header[0].startswith(f"# {method} with ") and f" on {config.data}: " in header[0]
         assert f"# command:  piebridge train {name}" in header
