@@ -82,13 +82,16 @@ def tensors_of(folder):
 
 @pytest.fixture(scope="module")
 def finished(environment, images, tmp_path_factory):
-    """A finished run of each method: {method: folder}."""
-    folders = {}
-    for method in METHODS:
-        folders[method] = tmp_path_factory.mktemp("runs") / method
-        done = train(environment, method, images, folders[method])
-        assert done.returncode == 0, done.stderr
-    return folders
+    """A finished run of each method: {method: folder}; trained when it is first asked for."""
+    class Finished(dict):
+        def __missing__(self, method):
+            folder = tmp_path_factory.mktemp("runs") / method
+            done = train(environment, method, images, folder)
+            assert done.returncode == 0, done.stderr
+            self[method] = folder
+            return folder
+
+    return Finished()
 
 
 @pytest.mark.parametrize("method", METHODS)
