@@ -18,8 +18,8 @@ from piebridge.core.loader import ImageLoader
 from piebridge.core.networks import load_network
 from piebridge.core.predictor_file import load_predictor, save_predictor
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
-from piebridge.core.set_routers import predictor_of as predictor_of_set
 from piebridge.core.set_routers import policy_of, residual_router_of
+from piebridge.core.set_routers import predictor_of as predictor_of_set
 from piebridge.core.transforms import Transform
 
 TOO_FEW = ("router: 8 calibration images are too few for router.delta=0.1, which takes 9: no proxy serves any sample; give more images or "
