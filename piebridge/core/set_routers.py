@@ -14,8 +14,8 @@ def policy_of(proxy_set, config, names):
     is no policy, or it is for other levels.
     """
     if proxy_set is None or proxy_set.policy is None:
-        raise UserError(f"router.kind=policy: {_place(proxy_set, config)} no policy; give a set that was forged with one, or "
-                        "router.kind=residual")
+        raise UserError(f"router.kind={config.router.kind}: {_place(proxy_set, config)} no policy; give a set that was forged with one, or "
+                        "router.kind=random")
     numbers = [0]
     for proxy in proxy_set.proxies:
         numbers.append(names.index(proxy.name) + 1 if proxy.name in names else numbers[-1])

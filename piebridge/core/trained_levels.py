@@ -9,8 +9,8 @@ from piebridge.core.errors import UserError
 from piebridge.core.graph import INPUT
 from piebridge.core.offers import offers
 from piebridge.core.packages import one_line
-from piebridge.core.policy import PolicyRouter
 from piebridge.core.routing import Routing
+from piebridge.core.set_routers import policy_of
 from piebridge.core.sources import Level
 
 LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class TrainedLevels:
             able = [offer for offer in found if offer.precision != "int8"]
             wanted = self._wanted(kind, able)
             levels = [self.part.original] + [self._level(offer) for offer in wanted]
-            routing = self._routing(kind, found, wanted, proxy_set)
+            routing = self._routing(kind, wanted, proxy_set)
         names = [level.name for level in levels[1:]]
         work.decisions.decide("proxies", lambda: {
             "levels": names, "reason": f"router.kind={kind}" + "".join(f"; {name} left out: int8" for name in left_out)})
@@ -79,16 +79,11 @@ class TrainedLevels:
         batches = self.part.loader([self.part.native, offer.resolution]).batches([self.part.calibration], self.work.view_seed(0))
         return [tensor.to(self.work.device) for tensor in next(batches)[1]]
 
-    def _routing(self, kind, found, wanted, proxy_set):
+    def _routing(self, kind, wanted, proxy_set):
         if kind == "random":
             return self._by_lot(len(wanted))
         if kind in ("policy", "shuffled"):
-            if proxy_set is None or proxy_set.policy is None:
-                raise UserError("router.kind=policy: needs proxies.set of a set that was forged with a policy; use router.kind=random")
-            numbers = [0]
-            for offer in found:
-                numbers.append(wanted.index(offer) + 1 if offer in wanted else numbers[-1])
-            return Routing(self.part).by_policy(PolicyRouter(proxy_set.policy, len(numbers)), np.array(numbers))
+            return Routing(self.part).by_policy(*policy_of(proxy_set, self.config, [offer.name for offer in wanted]))
         return np.full(self.part.count, 0 if kind == "importance" else len(wanted), dtype=np.int64)
 
     def _by_lot(self, proxies):

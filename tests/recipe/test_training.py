@@ -82,13 +82,16 @@ def tensors_of(folder):
 
 @pytest.fixture(scope="module")
 def finished(environment, images, tmp_path_factory):
-    """A finished run of each method: {method: folder}."""
-    folders = {}
-    for method in METHODS:
-        folders[method] = tmp_path_factory.mktemp("runs") / method
-        done = train(environment, method, images, folders[method])
-        assert done.returncode == 0, done.stderr
-    return folders
+    """A finished run of each method: {method: folder}; trained when it is first asked for."""
+    class Finished(dict):
+        def __missing__(self, method):
+            folder = tmp_path_factory.mktemp("runs") / method
+            done = train(environment, method, images, folder)
+            assert done.returncode == 0, done.stderr
+            self[method] = folder
+            return folder
+
+    return Finished()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -218,7 +221,7 @@ def test_a_cache_in_the_middle_of_the_network_changes_no_weight(environment, ima
     (["loader.augment=flip"], "router.kind=residual: goes by what a level leaves at the head's tap, and pet.kind=adapter trains what lies "
                               "before it; use router.kind=random, policy, level:N or none"),
     (["loader.augment=flip", "router.kind=level:9"], "router.kind=level:9: there are 2 levels to train through"),
-    (["loader.augment=flip", "router.kind=policy"], "router.kind=policy: needs proxies.set"),
+    (["loader.augment=flip", "router.kind=policy"], "router.kind=policy asks the policy of a proxy set; give proxies.set"),
     (["pet.kind=all", "method=FTAll", "cache.kind=features"], "contradicts"),
     (["pet.blocks=last:99"], "pet.blocks=last:99: network efficientnet_lite0 has 16 blocks; give 16 or fewer"),
     (["pet.blocks=0"], "pet.blocks: '0' is not all, last:N, or a list of names")])

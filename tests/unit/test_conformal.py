@@ -18,8 +18,8 @@ from piebridge.core.loader import ImageLoader
 from piebridge.core.networks import load_network
 from piebridge.core.predictor_file import load_predictor, save_predictor
 from piebridge.core.safetensors_file import read_safetensors, write_safetensors
+from piebridge.core.set_routers import policy_of, residual_router_of
 from piebridge.core.set_routers import predictor_of as predictor_of_set
-from piebridge.core.set_routers import residual_router_of
 from piebridge.core.transforms import Transform
 
 TOO_FEW = ("router: 8 calibration images are too few for router.delta=0.1, which takes 9: no proxy serves any sample; give more images or "
@@ -131,6 +131,13 @@ def test_a_sets_predictor_routes_to_the_levels_that_are_here():
 def test_a_set_without_a_fitting_predictor_is_refused(proxy_set, problem):
     with pytest.raises(UserError, match=problem):
         predictor_of_set(proxy_set, routing_config())
+
+
+def test_a_set_without_a_policy_is_refused():
+    config = routing_config(kind="shuffled")
+    with pytest.raises(UserError, match="router.kind=shuffled: proxies.set=sets/lite0: has no policy; give a set that was forged with one, "
+                                        "or router.kind=random"):
+        policy_of(proxy_set_of(None), config, ["192px"])
 
 
 def violations(predictor, features, residuals, tolerance, delta):
