@@ -1,11 +1,13 @@
 """Bottleneck adapters (Houlsby et al. 2019): y = x + up(act(down(x))) behind a block, as ordinary nodes of the network."""
 
 import torch
-from torch import nn
 
 from piebridge.core import graph
+from piebridge.core.added_nodes import binary_node, conv_node, fresh_tensors, function_node, linear_node, value_shapes
 from piebridge.core.errors import UserError
 from piebridge.core.pet_structure import Structure, chosen_blocks, head_keys
+
+PREFIX = "adapters."  # of the adapters' modules
 
 
 def adapter(network, settings):
@@ -16,16 +18,14 @@ def adapter(network, settings):
     original, blocks = network.description, chosen_blocks(network, settings)
     if not blocks:
         raise UserError(f"pet.kind=adapter: network {original['name']} has no blocks that an adapter could stand behind; use pet.kind=lora")
-    like = network.head.weight
-    images = torch.zeros([1] + list(original["input_size"]), device=like.device, dtype=like.dtype)
-    with torch.no_grad():
-        shapes = {name: value.shape for name, value in network.values(images, [block["output"] for block in blocks]).items()}
+    if any(node.get("module", "").startswith(PREFIX) for node in original["nodes"]):
+        raise UserError(f"pet.kind=adapter: network {original['name']} has adapters already; give the original it was made of, or use "
+                        "pet.kind=head")
+    shapes = value_shapes(network, [block["output"] for block in blocks])
     layers, added = {}, {}
     for block in blocks:
         layers[block["output"]] = nodes = _adapter(block, shapes[block["output"]], settings.r)
-        for node in nodes:
-            if "module" in node:
-                added.update(_tensors(node, like, is_zero=node["name"].endswith("up")))
+        added.update(_tensors(nodes, network.head.weight))
 
     def edit(description):
         return _with_adapters(description, original["blocks"], layers)
@@ -34,35 +34,25 @@ def adapter(network, settings):
 
 def _adapter(block, shape, width):
     """The nodes of an adapter behind values of `shape`; the first and the last read a node that is known when they are inserted."""
-    is_map = len(shape) == 4
-    channels = shape[1] if is_map else shape[-1]
-    prefix, path = block["output"] + "_adapter", "adapters." + block["name"].replace(".", "_")
-    names = {part: f"{prefix}_{part}" for part in ("down", "act", "up", "add")}
-
-    def layer(part, inputs, outputs, source):
-        if is_map:
-            arguments = {"in_channels": inputs, "out_channels": outputs, "kernel_size": [1, 1], "stride": [1, 1], "padding": [0, 0],
-                         "dilation": [1, 1], "groups": 1, "bias": True, "padding_mode": "zeros"}
-        else:
-            arguments = {"in_features": inputs, "out_features": outputs, "bias": True}
-        return {"name": names[part], "operation": "Conv2d" if is_map else "Linear", "module": f"{path}.{part}", "inputs": source,
-                "arguments": arguments}
-    return [layer("down", channels, width, None),
-            {"name": names["act"], "operation": "relu" if is_map else "gelu", "inputs": [names["down"]], "arguments": {}},
-            layer("up", width, channels, [names["act"]]),
-            {"name": names["add"], "operation": "add", "inputs": None, "arguments": {"value": None}}]
+    is_map = len(shape) == 3
+    channels = shape[0] if is_map else shape[-1]
+    prefix, path = block["output"] + "_adapter", PREFIX + block["name"].replace(".", "_")
+    layer = conv_node if is_map else linear_node
+    down, up = [f"{prefix}_{part}" for part in ("down", "up")]
+    return [dict(layer(f"{path}.down", None, channels, width), name=down),
+            function_node(f"{prefix}_act", "relu" if is_map else "gelu", [down]),
+            dict(layer(f"{path}.up", f"{prefix}_act", width, channels), name=up),
+            binary_node(f"{prefix}_add", "add", None, up)]
 
 
-def _tensors(node, like, is_zero):
-    """{key: Parameter} of an adapter's layer, of the type and on the device of `like`; those of `down` as torch begins them."""
-    classes = {"Conv2d": nn.Conv2d, "Linear": nn.Linear}
-    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in node["arguments"].items()}
-    layer = classes[node["operation"]](**arguments)
-    nn.init.zeros_(layer.bias)
-    if is_zero:
-        nn.init.zeros_(layer.weight)
-    return {f"{node['module']}.{name}": nn.Parameter(tensor.detach().to(like.device, like.dtype))
-            for name, tensor in layer.named_parameters()}
+def _tensors(nodes, like):
+    """{key: Parameter} of an adapter, of the type and on the device of `like`: as torch initialises `down`, zero biases, a zero `up`."""
+    tensors = fresh_tensors(nodes, like)
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            if key.endswith(".bias") or ".up." in key:
+                tensor.zero_()
+    return tensors
 
 
 def _with_adapters(description, blocks, layers):

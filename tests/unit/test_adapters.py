@@ -87,6 +87,8 @@ def test_the_file_holds_known_operations_alone(tmp_path):
     assert {node["operation"] for node in loaded.description["nodes"]} <= known
     again = Tuning(loaded, settings("head"))  # a tuned network can be tuned again
     assert again.tap == "flatten"
+    with pytest.raises(UserError, match="pet.kind=adapter: network tower has adapters already; give the original it was made of"):
+        Tuning(loaded, settings("adapter"))
 
 
 def test_a_network_without_blocks_is_refused():
