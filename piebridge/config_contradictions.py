@@ -5,7 +5,13 @@ from piebridge.core.methods import METHODS, RELEASED
 
 def contradictions(config):
     """(keys, text) of settings that cannot hold together, in the user's words."""
-    if config.cache.kind in ("features", "pixels") and config.loader.augment != "none" and not config.cache.views:
+    for part in (_of_cache, _of_pseudo_labels, _against_stream, _of_step, _of_routing, _of_method):
+        yield from part(config)
+
+
+def _of_cache(config):
+    is_fresh = config.loader.augment != "none" and not config.cache.views
+    if config.cache.kind in ("features", "pixels") and is_fresh:
         yield (("cache.kind", "loader.augment"), f"cache.kind={config.cache.kind} keeps views of each image, loader.augment="
                f"{config.loader.augment} asks for a fresh one each epoch; set how many to keep, such as cache.views=4")
     if config.cache.views and config.loader.augment == "none":
@@ -17,39 +23,64 @@ def contradictions(config):
     if config.cache.augment == "mixup" and config.cache.augment_strength > 1:
         yield (("cache.augment_strength",), f"cache.augment_strength={config.cache.augment_strength:g}: the weight of the other sample in "
                "a mixup is at most 1")
-    if config.pseudo.kind != "none" and not config.splits.shots:
+
+
+def _of_pseudo_labels(config):
+    if config.pseudo.kind == "none":
+        return
+    if not config.splits.shots:
         yield (("pseudo.kind", "splits.shots"), f"pseudo.kind={config.pseudo.kind} labels what is unlabelled, and nothing is; add "
                "splits.shots=K")
-    if config.pseudo.kind != "none" and 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
+    if 1 - config.optimizer.label_smoothing < config.pseudo.threshold:
         yield (("pseudo.threshold", "optimizer.label_smoothing"), f"optimizer.label_smoothing={config.optimizer.label_smoothing} teaches "
                f"to be less sure than pseudo.threshold={config.pseudo.threshold}, so that hardly an image gets a label; use "
                "optimizer.label_smoothing=0.0")
-    if config.stream.samples:
-        yield from _against_stream(config)
+    if config.pseudo.warmup_epochs >= config.epochs:
+        yield (("pseudo.warmup_epochs", "epochs"), f"pseudo.warmup_epochs={config.pseudo.warmup_epochs}: epochs={config.epochs} end before "
+               "the first image gets a label; use fewer")
+    if config.cache.augment == "mixup":
+        yield (("cache.augment", "pseudo.kind"), "cache.augment=mixup mixes samples of one class, and that of the unlabelled ones is "
+               "not known; use cache.augment=noise")
+
+
+def _of_step(config):
     if config.step == "direct" and config.pet.kind != "head":
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
         yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
-    if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
-        yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
+
+
+def _of_routing(config):
+    kind = config.router.kind
+    if kind.startswith("level:") and kind != "level:0" and not config.proxies.levels and config.proxies.set is None:
+        yield (("router.kind", "proxies.levels"), f"router.kind={kind} asks for a proxy, and there is none; give proxies.levels or "
+               "proxies.set")
+    if kind in ("policy", "shuffled") and config.proxies.set is None:
+        yield (("router.kind", "proxies.set"), f"router.kind={kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
                "made by piebridge forge")
-    if (config.router.kind, config.router.predictor, config.proxies.bridge) == ("residual", "set", "none"):
+    if (kind, config.router.predictor, config.proxies.bridge) == ("residual", "set", "none"):
         yield (("router.predictor", "proxies.bridge"), "router.predictor=set reads features that a set's map has brought to the "
                "original's, and proxies.bridge=none leaves the map out; use router.predictor=device")
+
+
+def _of_method(config):
+    fixed = METHODS[config.method].fixed
     if config.as_released and config.method not in RELEASED:
         yield ("as_released", "method"), f"as_released=true: the artifact has {', '.join(RELEASED)}, and not {config.method}"
     if config.strategy != "configured" and config.as_released:
         yield ("as_released", "strategy"), f"as_released=true does as the artifact does, strategy={config.strategy} does not; choose one"
-    if config.strategy == "auto" and METHODS[config.method].fixed:
+    if config.strategy == "auto" and fixed:
         yield ("strategy", "method"), f"strategy=auto chooses how samples are served, method {config.method} says how; use method=ours"
-    elif config.strategy != "configured" and "proxies.set" in METHODS[config.method].fixed:
+    elif config.strategy != "configured" and "proxies.set" in fixed:
         yield (("strategy", "method"), f"strategy={config.strategy} trains through proxies, method {config.method} stands for none; "
                "use method=ours")
-    if config.pet.kind == "all" and METHODS[config.method].fixed.get("pet.kind") != "all":
+    if config.pet.kind == "all" and fixed.get("pet.kind") != "all":
         yield ("pet.kind", "method"), f"pet.kind=all trains the whole network, method {config.method} a part of it; use method=FTAll"
 
 
 def _against_stream(config):
+    if not config.stream.samples:
+        return
     if config.cache.kind in ("features", "pixels") or config.cache.views:
         given = f"cache.views={config.cache.views}" if config.cache.views else f"cache.kind={config.cache.kind}"
         yield (("cache.kind", "cache.views", "stream.samples"), f"{given} keeps what is seen again, and a stream's samples are seen once; "
@@ -70,6 +101,7 @@ def _needing_samples_again(config):
            "gate.kind=unbiased")
     yield ("router.skips_proxies=true", config.router.skips_proxies, "leaves samples out of each epoch by their levels",
            "router.skips_proxies=false")
+    yield ("router.lowers=true", config.router.lowers, "compares a sample's loss with that of the epoch before", "router.lowers=false")
     yield (f"router.audit={config.router.audit:g}", config.router.audit > 0, "looks at images once more, through the original",
            "router.audit=0.0")
     yield "pet.kind=head2toe", config.pet.kind == "head2toe", "looks at all samples before it trains on them", "another PET kind"

@@ -128,7 +128,8 @@ class Router:
                             "its own scores, which takes no pass of the original", choices=("device", "set"))
     tolerance: float = option(0.35, "largest relative residual that a level may leave at the head's tap", low=0.0)
     lowers: bool = option(False, "whether a sample's level goes down again, towards the original, when its loss rises")
-    closing: int = option(0, "last epochs, in which every sample goes through the original; kind=random has as many go there, all along",
+    closing: int = option(0, "last epochs, in which every sample goes through the original; kind=random has as many go there all along, "
+                         "where more than the head is trained",
                          low=0, high=100000)
     audit: float = option(0.0, "share of the proxies' batches whose gradient is compared with the original's; 0: none", low=0.0, high=1.0)
     audit_floor: float = option(0.5, "a level is given up when the running mean of the cosine of those gradients falls below it", low=-1.0,
@@ -204,7 +205,6 @@ class Config:
     checkpoint: Checkpoint = Checkpoint()
 
     def as_dict(self):
-
         """Nested plain values, ready for JSON and YAML."""
         return _plain(dataclasses.asdict(self))
 

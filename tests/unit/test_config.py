@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from piebridge.config import build_config, describe_keys, known_keys, load_config, parse_overrides
+from piebridge.config import build_config, describe_keys, known_keys, load_config, parse_overrides, read_yaml
 from piebridge.config_schema import BACKEND_NAMES
+from piebridge.config_unread import unread
 from piebridge.core.errors import UserError
 from piebridge.core.methods import METHODS
+from piebridge.run_paths import list_configs
 
 
 def refused(tmp_path, text, overrides=()):
@@ -172,9 +174,36 @@ def test_every_method_makes_a_configuration(method):
     (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
     (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
+    (["router.kind=level:1", "proxies.levels=[]"], "router.kind=level:1 asks for a proxy, and there is none; give proxies.levels or"),
+    (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0", "cache.augment=mixup"], "cache.augment=mixup mixes "
+     "samples of one class, and that of the unlabelled ones is not known; use cache.augment=noise"),
+    (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0", "epochs=3"], "pseudo.warmup_epochs=3: epochs=3 end "
+     "before the first image gets a label"),
 ])
 def test_settings_that_cannot_hold_together(tmp_path, overrides, expected):
     assert expected in refused(tmp_path, "method: ours\n", overrides)
+
+
+@pytest.mark.parametrize("given, lines", [
+    ({}, []),
+    ({"pet.r": 16}, ["pet.r=16 has no effect: it is read with pet.kind=adapter|lora|lst, not head"]),
+    ({"gate.drop": 0.3, "gate.kind": "loss"}, ["gate.drop=0.3 has no effect: it is read with gate.kind=unbiased|infobatch, not loss"]),
+    ({"gate.full_epochs": 0.5, "gate.kind": "unbiased"}, []),
+    ({"cache.folder": "rows"}, ["cache.folder=rows has no effect: it is read with cache.shared=True, not False"]),
+    ({"router.kind": "policy", "proxies.set": "set", "router.delta": 0.2}, ["router.delta=0.2 has no effect: it is read with router.kind="
+                                                                           "residual|random, not policy"]),
+    ({"strategy": "auto", "cache.kind": "pixels", "router.kind": "none", "router.delta": 0.2}, ["cache.kind=pixels has no effect: "
+                                                                                               "strategy=auto chooses it"]),
+    ({"elastic.rho": 0.2, "optimizer.momentum": 0.5}, ["optimizer.momentum=0.5 has no effect: it is read with optimizer.kind=sgd, not "
+                                                       "adamw",
+                                                       "elastic.rho=0.2 has no effect: it is read with step=elastic, not direct"])])
+def test_settings_that_nothing_reads_are_named(given, lines):
+    assert list(unread(build_config(given, {}))) == lines
+
+
+def test_no_shipped_configuration_sets_what_nothing_reads():
+    for name, path in list_configs().items():
+        assert not list(unread(build_config(read_yaml(path), {}))), name
 
 
 def test_the_papers_strategy_and_its_ablations():

@@ -124,6 +124,7 @@ def test_what_is_no_sample_is_refused_in_words(arrivals, message):
     (["gate.kind=infobatch"], "gate.kind=infobatch: leaves samples out by their losses of the epoch before, and a stream's samples are "
      "seen once; use gate.kind=unbiased"),
     (["router.skips_proxies=true"], "router.skips_proxies=true: leaves samples out of each epoch .* use router.skips_proxies=false"),
+    (["router.lowers=true"], "router.lowers=true: compares a sample's loss with that of the epoch before, .* use router.lowers=false"),
     (["router.audit=0.01"], "router.audit=0.01: looks at images once more, through the original, .* use router.audit=0.0"),
     (["pet.kind=head2toe", "step=eager"], "pet.kind=head2toe: looks at all samples before it trains on them"),
     (["method=FTAll", "pet.kind=all", "as_released=true"], "as_released=true: cuts a data set into whole batches and drops the rest")])
