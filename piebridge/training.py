@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config, training_keys
+from piebridge.config_unread import unread
 from piebridge.core.assembly import Workplace, build_parts
 from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
@@ -93,6 +94,8 @@ def _configure(config_or_run, overrides):
         path = find_config(config_or_run)
         config = load_config(path, overrides)
         default = Path(str(path)).parent
+    for line in unread(config):
+        LOG.warning("%s", line)
     if config.output is None and config.seed:
         default = default / f"seed_{config.seed}"
     return config, RunFolder(config.output or default)
@@ -120,7 +123,8 @@ def _train_on(device, folder, config, interrupt, gauges, images):
         fingerprint = network.fingerprint()
         interrupt.check()
     with folder.locked():
-        record = dict(new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names)
+        record = dict(new_record(config, device, dataset, network, fingerprint), power_sensor=gauges.meter.sensor_names,
+                      has_own_images=images is not None)
         checkpoint = _open_folder(folder, config, record)
         torch.manual_seed(config.seed)
         network.replace_head(dataset.classes)
@@ -146,15 +150,20 @@ def _train_on(device, folder, config, interrupt, gauges, images):
             record["status"], record["error"] = "failed", one_line(error)
             raise _explained(error)  # noqa: B904 (the cause is in it; `from error` would make an error its own cause)
         finally:
-            record["plan"] = plan_of(decisions, clock)
-            record["bad_files"] = [list(entry) for entry in bad_images.found.items()]
-            energy = gauges.meter.record()
-            record["heat"] = energy.pop("heat")
-            record["results"].update(costs_of(clock, gauges.memory), **energy)
-            record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            _conclude(record, work, gauges)
             folder.write_record(record)
         folder.drop_cache()
     return RunResult(record, folder.path)
+
+
+def _conclude(record, work, gauges):
+    """Fill in what only the end of a run knows, however it ended."""
+    record["plan"] = plan_of(work.decisions, work.clock)
+    record["bad_files"] = [list(entry) for entry in work.bad_images.found.items()]
+    energy = gauges.meter.record()
+    record["heat"] = energy.pop("heat")
+    record["results"].update(costs_of(work.clock, gauges.memory), **energy)
+    record["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def read_inputs(config):
@@ -224,8 +233,8 @@ def _open_folder(folder, config, record):
     if config.resume == "none" or not previous or previous.get("status") == "success":
         folder.clear()
         return None
-    old, new = [dict(training_keys(each.get("config", {})), data=each.get("data_sha256"), network=each.get("network_sha256"))
-                for each in (previous, record)]
+    old, new = [dict(training_keys(each.get("config", {})), data=each.get("data_sha256"), network=each.get("network_sha256"),
+                     images="given" if each.get("has_own_images") else "the data set's") for each in (previous, record)]
     changed = [f"{key} {_short(old.get(key))} -> {_short(new.get(key))}" for key in sorted(set(old) | set(new))
                if old.get(key) != new.get(key)]
     if changed:

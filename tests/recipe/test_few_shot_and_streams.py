@@ -113,6 +113,8 @@ def test_an_iterable_of_the_users_own(train, data):
     assert result.status == "success" and result.results["test_accuracy"] is not None
     with pytest.raises(UserError, match="images: the stream ended after 24 samples"):
         train("short", {"stream.samples": 12, "epochs": 3}, images=iter(paths))
+    with pytest.raises(UserError, match=r"unfinished run of another configuration \(images given -> the data set's\)"):
+        train("short", {"stream.samples": 12, "epochs": 3})
     with pytest.raises(UserError, match="how many of them make an epoch"):
         train("none", {}, images=iter(paths))
 
