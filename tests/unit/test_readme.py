@@ -10,6 +10,7 @@ import pytest
 
 from piebridge.cli import main, parse
 from piebridge.config import build_config, read_yaml
+from piebridge.core.methods import METHODS
 from piebridge.run_paths import list_configs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,6 +26,7 @@ QUICK = (
     "piebridge data",
 )
 FORGE = "tests/recipe/test_forge.py::test_the_commands_of_the_readme"
+PLAN = "tests/recipe/test_plan.py::test_a_plan_and_a_run_by_it"
 END_TO_END = "tests/recipe/test_scripts_end_to_end.py"
 # {command: the test that runs it, on less data or with the output elsewhere}
 ELSEWHERE = {
@@ -32,6 +34,8 @@ ELSEWHERE = {
     ". .venv/bin/activate": "tests/unit/test_scripts.py::test_setup_is_done_at_once_where_nothing_has_changed",
     "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos": END_TO_END + "::test_own_images",
     "piebridge predict res/photos new_photos > predictions.csv": END_TO_END + "::test_own_images",
+    "piebridge plan efficientnet_lite0/Clipart10/ours data=photos": PLAN,
+    "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos_auto strategy=auto": PLAN,
     "bash scripts/downloading.sh Openclipart": "tests/unit/test_scripts.py::test_downloading_leaves_what_is_there_alone",
     "bash scripts/measure.sh": END_TO_END + "::test_the_measuring_script",
     "piebridge table res/measured_here --markdown": END_TO_END + "::test_the_measuring_script",
@@ -110,6 +114,11 @@ def test_the_table_is_that_of_the_records():
     runs = collect(ROOT / "res" / "measured" / "x86_2_cores")
     table = README.split("<!-- results", 1)[1].split("-->\n", 1)[1].split("\n<!-- end of results", 1)[0]
     assert table.strip() == render_markdown(build_rows(runs), runs).strip()
+
+
+def test_every_method_has_its_row():
+    rows = re.findall(r"^\| (`.*?`) \|", README, re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(METHODS)
 
 
 def test_links_and_paths_lead_somewhere():
