@@ -12,11 +12,10 @@ from piebridge.core.clock import Clock
 from piebridge.core.decisions import Decisions
 from piebridge.core.device import make_repeatable, resolve_device, synchronizer, warn_of_other_work
 from piebridge.core.interrupt import interruptible
-from piebridge.core.planner import as_record, describe, with_settings
+from piebridge.core.planner import as_record, describe
 from piebridge.core.planning import make_plan
-from piebridge.core.preparation import FrozenPart
 from piebridge.core.run_folder import RunFolder
-from piebridge.core.tuning import BODIES, Tuning
+from piebridge.core.tuning import tuning_of
 from piebridge.run_paths import find_config
 from piebridge.training import read_inputs
 
@@ -40,8 +39,7 @@ def plan(config_or_run, **overrides):
         fingerprint = network.fingerprint()
         network.replace_head(dataset.classes)
         bad_images = BadImages(config.loader.max_bad_files, list(dataset.bad_files), lambda found: None)
-        work = Workplace(with_settings(config, {"cache.kind": "auto"}), network.to(device), fingerprint, dataset, device, clock,
-                         RunFolder(folder), interrupt, decisions, bad_images)
-        body = config.backend.name if config.backend.name in BODIES else "folded"
-        chosen, predictions = make_plan(FrozenPart(work, Tuning(work.network, config.pet, body)), config.plan.seconds)
+        work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, RunFolder(folder), interrupt, decisions,
+                         bad_images)
+        _, chosen, predictions = make_plan(work, tuning_of(work.network, config), config.plan.seconds)
     return describe(chosen, predictions), as_record(chosen, predictions)

@@ -11,14 +11,13 @@ from piebridge.core.gate_kinds import build_gate
 from piebridge.core.head2toe import select_features
 from piebridge.core.labels import Labels, PseudoLabels
 from piebridge.core.loop import Parts
-from piebridge.core.planner import AUTO
 from piebridge.core.planning import planned
-from piebridge.core.preparation import FrozenPart, caches_features
-from piebridge.core.router import FixedRouter
+from piebridge.core.preparation import AUTO, FrozenPart, caches_features
+from piebridge.core.router import ClosingRouter, FixedRouter
 from piebridge.core.sampler import OriginalOnly, epoch_batches
 from piebridge.core.step_kinds import build_step
 from piebridge.core.stream import Stream, StreamSource, arrivals_from, arrivals_of
-from piebridge.core.tuning import BODIES, Tuning
+from piebridge.core.tuning import tuning_of
 from piebridge.core.validation import build_validation
 
 PREPARATIONS = {"head2toe": select_features}  # of PET kinds that look at the training images before the loop
@@ -48,9 +47,7 @@ class Workplace:
 
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
-    # what is trained runs in torch: where the backend is free, with the frozen batch norm folded away
-    body = work.config.backend.name if work.config.backend.name in BODIES else "folded"
-    tuning, measured = Tuning(work.network, work.config.pet, body), None
+    tuning, measured = tuning_of(work.network, work.config), None
     if work.config.strategy == AUTO:
         work, measured = planned(work, tuning)
     config, frozen = work.config, FrozenPart(work, tuning, measured)
@@ -95,4 +92,5 @@ def _from_stream(work, source, router):
     arrivals = arrivals_of(work.dataset, config.seed) if work.images is None else arrivals_from(work.images)
     stream, level = Stream(arrivals, config.stream.samples, work.dataset.classes, work.device), int(router.levels[0])
     work.decisions.update("levels_used", {each.name: stream.size * (number == level) for number, each in enumerate(source.levels)})
-    return StreamSource(source, stream), FixedRouter([level] * stream.size), stream
+    router = ClosingRouter(FixedRouter([level] * stream.size), config.epochs, config.router.closing)
+    return StreamSource(source, stream), router, stream

@@ -70,6 +70,11 @@ def limited_threads(count):
         torch.set_num_threads(before)
 
 
+def same_random_numbers(device):
+    """A context: torch's random numbers that are drawn inside are drawn again afterwards."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
 class PeakMemory:
     """Peak resident memory of this process in MiB since it was made; on a GPU, the peak of torch's allocator there on top.
 

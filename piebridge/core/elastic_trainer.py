@@ -9,6 +9,7 @@ import logging
 
 import torch
 
+from piebridge.core.device import same_random_numbers
 from piebridge.core.optimizers import learning_rate
 from piebridge.core.step import EagerStep
 from piebridge.core.tensor_selection import select_tensors
@@ -32,7 +33,7 @@ class ElasticStep(EagerStep):
 
     def __call__(self, inputs, labels, gate, progress, level=0):
         if self._is_due:
-            with _same_random_numbers(inputs.device):
+            with same_random_numbers(inputs.device):
                 self._choose(inputs, labels, learning_rate(self._settings, progress), level)
             self._is_due = False
         return super().__call__(inputs, labels, gate, progress, level)
@@ -120,8 +121,3 @@ def _importance(parameter, old):
 
 def _copies(tensors):
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def _same_random_numbers(device):
-    """Random numbers that are drawn inside are drawn again afterwards."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

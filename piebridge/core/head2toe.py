@@ -14,6 +14,7 @@ The selection is a mask, a parameter of the network file. It is set by `select_f
 frozen: the node `head2toe_layers_...` may be cached and serves the relevance and the training alike.
 """
 
+import contextlib
 import copy
 import math
 from types import SimpleNamespace
@@ -173,11 +174,12 @@ def _relevant(tuning, source, labels, config, check):
     usable = np.random.RandomState(config.seed).permutation(np.asarray(labels.known(source.usable)))[:MOST_IMAGES].tolist()
     batches = [usable[start:start + batch_size] for start in range(0, len(usable), batch_size)]
     pieces, seen = [], []
-    for indices, values, _ in source.stream(batches, 0, np.zeros(max(usable) + 1, dtype=np.int64)):
-        if indices:
-            pieces.append(values)
-            seen.extend(indices)
-        check()
+    with contextlib.closing(source.stream(batches, 0, np.zeros(max(usable) + 1, dtype=np.int64))) as stream:
+        for indices, values, _ in stream:
+            if indices:
+                pieces.append(values)
+                seen.extend(indices)
+            check()
     if not seen:
         raise UserError(NOTHING_READABLE)
     widths = [node["arguments"]["normalized_shape"][0] // 2 for node in tuning.network.description["nodes"]

@@ -54,10 +54,9 @@ def lora(network, settings):
 def put_lora(network, tensors, factors):
     """Put a LoraLayer into the place of each target that the network has; returns the network."""
     for path, entry in factors.items():
-        holder, key = network, path
-        for part in path.split(".")[:-1]:
+        holder, (*parents, key) = network, path.split(".")
+        for part in parents:
             holder = holder._modules.get(part, nn.Module())
-        key = path.split(".")[-1]
         if key in holder._modules:
             layer = holder._modules[key]
             holder._modules[key] = LoraLayer(layer, tensors[entry.down], tensors[entry.up], entry.scale, entry.dropout)
@@ -88,7 +87,7 @@ def _targets(network, settings):
     able = {_path(description, node): node for node in description["nodes"] if _is_able(description, node)}
     for target in settings.target:
         if not any(_is_named(path, target) for path in able):
-            words = sorted({path for path in able} | {path.rpartition(".")[2] for path in able})
+            words = sorted(set(able) | {path.rpartition(".")[2] for path in able})
             raise UserError(f"pet.target={target}: network {description['name']} has no linear layer or 1x1 convolution of that name"
                             f"{closest(target, words)}; names are the last parts of paths such as {', '.join(list(able)[:4])}")
     chosen = {path: node for path, node in able.items()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from piebridge.core.bad_images import NOTHING_READABLE
-from piebridge.core.device import limited_threads, synchronizer
+from piebridge.core.device import limited_threads, same_random_numbers, synchronizer
 from piebridge.core.errors import UserError
 from piebridge.core.gate import OpenGate
 from piebridge.core.graph import INPUT
@@ -119,7 +119,7 @@ class Ruler:
         tuning = self.part.tuning
         kept = {key: tensor.clone() for key, tensor in tuning.state().items()}
         try:
-            with torch.random.fork_rng(devices=[]):
+            with same_random_numbers(self.work.device):
                 yield
         finally:
             tuning.restore(kept)

@@ -12,7 +12,6 @@ from piebridge.core.levels import BUILD_SECONDS
 from piebridge.core.row_codec import RowCodec
 
 LOG = logging.getLogger(__name__)
-AUTO = "auto"  # config.strategy
 MIB = 2 ** 20
 MOST_VIEWS = 4  # kept of each image, where views may be kept
 EPOCH_SECONDS = 0.01  # a checkpoint, and the bookkeeping of an epoch
@@ -35,14 +34,17 @@ def strategies(config, tuning, levels):
     few = "there are too few epochs to show a view twice" if config.epochs <= views else None
     no_map = None if is_at_head else "only features at the head's tap can be kept of proxies"
     no_level = None if levels else "no proxies are on offer"
+    no_rows = None if config.cache.augment == "none" else f"keeps no features that cache.augment={config.cache.augment} could change"
+    no_router = {"none": "router.kind=none", "residual": None if is_at_head else "router.kind=residual goes by features at the head's tap"}
+    is_exact = config.cache.dtype == "float32" and no_rows is None
     original, kept = {"router.kind": "none"}, {"cache.kind": "features", "cache.views": 0}
     several = {"cache.kind": "features", "cache.views": views}
     return [
         Strategy("plain", "every image through the original, each epoch anew",
-                 dict(original, **{"cache.kind": "none", "cache.views": 0}), True, None),
+                 dict(original, **{"cache.kind": "none", "cache.views": 0}), True, no_rows),
         Strategy("pixels", "decoded once, through the original each epoch anew",
-                 dict(original, **{"cache.kind": "pixels", "cache.views": 0}), True, fresh),
-        Strategy("features", "through the original once", dict(original, **kept), True, no_tap or fresh),
+                 dict(original, **{"cache.kind": "pixels", "cache.views": 0}), True, fresh or no_rows),
+        Strategy("features", "through the original once", dict(original, **kept), is_exact, no_tap or fresh),
         Strategy("proxy features", "through a proxy once", dict(kept, **{"router.kind": "residual"}), False,
                  no_tap or fresh or no_map or no_level),
         Strategy("views", f"{views} views of each image, each through the original once", dict(original, **several), False,
@@ -50,7 +52,7 @@ def strategies(config, tuning, levels):
         Strategy("hybrid", f"{views} views of each image, each through a proxy once where that keeps its features",
                  dict(several, **{"router.kind": "residual"}), False, no_tap or same or few or no_map or no_level),
         Strategy("proxies", "through a proxy, each epoch anew", {"cache.kind": "none", "cache.views": 0}, False,
-                 no_level or ("router.kind=none" if config.router.kind == "none" else None)),
+                 no_level or no_router.get(config.router.kind) or no_rows),
     ]
 
 

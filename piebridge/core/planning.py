@@ -23,8 +23,7 @@ def planned(work, tuning):
     """
     decided, part = work.decisions.values.get("strategy"), None
     if decided is None:
-        part = FrozenPart(dataclasses.replace(work, config=with_settings(work.config, {"cache.kind": "auto"})), tuning)
-        chosen, predictions = make_plan(part, _affordable(part))
+        part, chosen, predictions = make_plan(work, tuning)
         decided = work.decisions.decide("strategy", lambda: as_record(chosen, predictions))
         for line in describe(chosen, predictions):
             LOG.debug("%s", line)
@@ -32,22 +31,26 @@ def planned(work, tuning):
     return dataclasses.replace(work, config=with_settings(work.config, decided["settings"])), part
 
 
-def make_plan(part, seconds):
-    """(the chosen Prediction, all Predictions) from a FrozenPart, measuring for about `seconds`. UserError where nothing can serve."""
-    work, config, tuning = part.work, part.config, part.tuning
+def make_plan(work, tuning, seconds=None):
+    """(the FrozenPart that was measured with, the chosen Prediction, all Predictions). UserError where nothing can serve.
+
+    seconds: about how long to measure; None: what a run can afford.
+    """
+    part = FrozenPart(dataclasses.replace(work, config=with_settings(work.config, {"cache.kind": "auto"})), tuning)
+    config, affordable = part.config, _affordable(part)
     levels = offers(config, work.network, work.fingerprint)[0] if part.uses_proxies else []
     levels = levels if part.is_at_head else [level for level in levels if level.precision != "int8"]
     spent = work.clock.train_seconds
     with work.clock.phase("probe"):
-        costs = Ruler(part, levels, STEPS[config.step](tuning, config), seconds).measure()
+        costs = Ruler(part, levels, STEPS[config.step](tuning, config), affordable if seconds is None else seconds).measure()
     network_mib = sum(tensor.numel() * tensor.element_size() for tensor in work.network.state_dict().values()) / MIB
-    planner = Planner(config, costs, levels, part.count, spent + min(work.clock.train_seconds - spent, _affordable(part)),
+    planner = Planner(config, costs, levels, part.samples, spent + min(work.clock.train_seconds - spent, affordable),
                       resident_mib(), network_mib)  # a run measures no longer than it can afford
     predictions = [planner.predict(strategy) for strategy in strategies(config, tuning, levels)]
-    return planner.choose(predictions), predictions
+    return part, planner.choose(predictions), predictions
 
 
 def _affordable(part):
     known = part.decisions.values.get("backend", {}).get("milliseconds") or SURELY_MILLISECONDS
     passes = part.config.epochs * (1 if part.tuning.tap != INPUT and part.is_at_head else 5)
-    return min(part.config.plan.seconds, SHARE_OF_RUN * part.count * passes * known / 1000)
+    return min(part.config.plan.seconds, SHARE_OF_RUN * part.samples * passes * known / 1000)

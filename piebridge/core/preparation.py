@@ -27,6 +27,8 @@ from piebridge.core.transforms import Transform
 LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 BY_LOT = ("random", "shuffled")  # routers that draw anew which samples a level gets
+AUTO = "auto"  # config.strategy: core/planner.py chooses
+NOTHING_TO_SAVE = "what lies before the trained part is computed once and cached"  # so no proxy is worth its maps
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
@@ -59,6 +61,7 @@ class FrozenPart:
         self.work, self.tuning = work, tuning
         self.config = work.config
         self.count = len(work.dataset.train)
+        self.samples = self.config.stream.samples or self.count  # of an epoch
         self.is_cached = caches_features(work.config, tuning)
         self.is_at_head = tuning.tap == work.network.description["tap"]
         self.native = work.network.description["input_size"][-1]
@@ -66,8 +69,9 @@ class FrozenPart:
         self.batch_size = FILL_BATCH if is_free else self.config.loader.batch_size
         self.decisions = work.decisions
         has_proxies = bool(self.config.proxies.levels) or self.config.proxies.set is not None
-        is_useful = self.is_at_head or not self.is_cached  # an exact cache of anything else leaves proxies nothing to save
-        self.uses_proxies = has_proxies and is_useful and self.config.router.kind != "none"
+        is_wanted = has_proxies and self.config.router.kind != "none"
+        self.uses_proxies = is_wanted and (self.is_at_head or not self.is_cached)
+        self._has_idle_proxies = is_wanted and not self.uses_proxies
         self.calibration = self._choose_calibration() if self.uses_proxies else []
         self._shape = None  # of one sample's value at the tap
         self.rows = RunCache(work, self.config.cache.dtype if self.is_cached else "float32")
@@ -78,14 +82,19 @@ class FrozenPart:
             self.original = Level("original", self.loader(self.native), None if tuning.tap == INPUT else self._original_segment())
 
     def source_and_router(self):
-        """(source, router), with everything computed that they need."""
+        """(source, router), with everything computed that they need. UserError for settings that would change nothing."""
+        self._refuse_idle_settings()
         if self.uses_proxies and not self.is_at_head:
             levels, routing = TrainedLevels(self).levels_and_routing()
             return self._streamed(levels, routing)
         everyone = list(range(self.count))
         proxies = Proxies(self) if self.uses_proxies else None
         levels = [self.original] + (proxies.levels if proxies else [])
-        if proxies and not proxies.levels and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
+        if self._has_idle_proxies:
+            self.decisions.decide("proxies", lambda: {"levels": [], "reason": NOTHING_TO_SAVE})
+            LOG.info("proxies: none: %s", NOTHING_TO_SAVE)
+        is_without = proxies is not None and not proxies.levels or self._has_idle_proxies
+        if is_without and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
             raise UserError(f"router.kind={self.config.router.kind}: {self.decisions.values['proxies']['reason']}; choose another level, "
                             "or router.kind=residual")
         if proxies and proxies.levels:
@@ -100,6 +109,21 @@ class FrozenPart:
             return self._cached_source(levels, routing, caches), FixedRouter(routing)
         return self._streamed(levels, routing)
 
+    def _refuse_idle_settings(self):
+        """What a configuration alone does not show, as it depends on whether features are cached; strategy=auto chooses that itself."""
+        config = self.config
+        if config.strategy == AUTO:
+            return
+        if config.cache.augment != "none" and not self.is_cached:
+            raise UserError(f"cache.augment={config.cache.augment}: changes cached features, and none are kept here (cache.kind="
+                            f"{config.cache.kind}); use cache.kind=features, or cache.augment=none")
+        if self.is_cached and self.uses_proxies:
+            for key, is_set in (("router.closing", config.router.closing > 0), ("router.lowers", config.router.lowers),
+                                ("router.audit", config.router.audit > 0), ("router.kind", config.router.kind == "importance")):
+                if is_set:
+                    raise UserError(f"{key}={getattr(config.router, key.partition('.')[2])}: moves samples to other networks from epoch to "
+                                    "epoch, and their features are kept from before the first; use cache.kind=none, or leave it out")
+
     def _streamed(self, levels, routing):
         work = self.work
         if self.config.cache.kind == "pixels":
@@ -111,9 +135,11 @@ class FrozenPart:
             return source, FixedRouter(routing)
         cheapest, settings = len(levels) - 1, self.config.router
         if settings.kind in BY_LOT:
-            return source, RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
-        router = DataAwareRouter(routing, cheapest, settings.lowers)
-        return source, ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing else router
+            router = RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
+        else:
+            router = DataAwareRouter(routing, cheapest, settings.lowers)
+        is_spent = settings.kind == "random" and not self.is_at_head  # on the original all along, by TrainedLevels
+        return source, ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing and not is_spent else router
 
     def _cached_source(self, levels, routing, caches):
         """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""
@@ -192,7 +218,7 @@ class FrozenPart:
             images = next((images for indices, images in batches if indices), None)
         if images is None:
             raise UserError(NOTHING_READABLE)
-        expected = self.count * (1 if self.is_cached else self.config.epochs)
+        expected = self.count if self.is_cached else self.samples * self.config.epochs
         fingerprint = self.work.fingerprint if self.is_at_head else f"{self.work.fingerprint} up to {self.tuning.tap}"
         return backends.probe(self.tuning.frozen(), images, self.batch_size, self.config.backend.tolerance, expected,
                               fingerprint=fingerprint)

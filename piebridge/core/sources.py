@@ -38,7 +38,6 @@ class LevelSource:
     """
 
     threads = None
-    repeats = True  # each epoch shows the same samples
 
     def __init__(self, levels, usable, view_seed, device, clock, loading=None):
         self.levels, self.usable = levels, usable
@@ -73,7 +72,6 @@ class CachedSource:
     """
 
     needs_level_batches = False
-    repeats = True
 
     def __init__(self, views, usable, device, clock, augment=None, threads=1):
         self.usable, self.threads = usable, threads

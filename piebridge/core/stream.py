@@ -85,7 +85,6 @@ class StreamLoader:
 class StreamSource:
     """What `source` (see core/sources.py) makes of a stream's samples; its levels' loaders become StreamLoaders."""
 
-    repeats = False  # no cache and no prediction from an earlier epoch has a use
     needs_level_batches = False
 
     def __init__(self, source, stream):

@@ -130,6 +130,11 @@ class Tuning:
         return {names.get(key, key): entry for key, entry in entries.items()}
 
 
+def tuning_of(network, config):
+    """The Tuning of a run. What it trains runs in torch: on a backend of torch's as there, else with the frozen batch norm folded away."""
+    return Tuning(network, config.pet, config.backend.name if config.backend.name in BODIES else "folded")
+
+
 class _Level:
     """One network, in two: frozen up to its tap, from there on trained.
 

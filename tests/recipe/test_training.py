@@ -230,6 +230,17 @@ def test_what_cannot_be_trained_through_levels(environment, images, tmp_path, ov
     refused(train(environment, "ours", images, tmp_path / "out", *given), words)
 
 
+@pytest.mark.parametrize("overrides, words", [
+    (["router.closing=1"], "router.closing=1: moves samples to other networks from epoch to epoch, and their features are kept"),
+    (["router.lowers=true"], "router.lowers=True: moves samples to other networks from epoch to epoch"),
+    (["router.kind=importance"], "router.kind=importance: moves samples to other networks from epoch to epoch"),
+    (["loader.augment=flip", "cache.augment=noise"], "cache.augment=noise: changes cached features, and none are kept here"),
+    (["pet.kind=last_k", "pet.last_k=1", "step=eager", "cache.kind=features", "router.kind=level:1"], "router.kind=level:1: what lies "
+     "before the trained part is computed once and cached; choose another level")])
+def test_settings_that_a_cache_leaves_without_effect(environment, images, tmp_path, overrides, words):
+    refused(train(environment, "ours", images, tmp_path / "out", "backend.name=eager", *overrides), words)
+
+
 def test_one_seed_gives_one_run(environment, finished, images, tmp_path):
     done = train(environment, "ours", images, tmp_path / "again")
     assert done.returncode == 0, done.stderr

@@ -111,6 +111,25 @@ def test_the_cheapest_within_the_limits_is_chosen(head, changes, chosen):
     assert planner(config).choose(list(found.values())).strategy.name == chosen
 
 
+@pytest.mark.parametrize("changes", [{"cache.dtype": "int8"}, {"cache.dtype": "float16"}, {"cache.augment": "noise"}])
+def test_rounded_and_augmented_features_are_not_exact(head, changes):
+    found = predictions(config_of(**dict(changes, **{"plan.exact": True})), head)
+    assert found["features"].why_not == "plan.exact=true"
+    assert predictions(config_of(), head)["features"].strategy.is_exact
+
+
+def test_what_augments_features_has_to_keep_some(head):
+    found = predictions(config_of(**{"cache.augment": "noise"}), head)
+    assert [name for name in NAMES if found[name].why_not is None] == ["features", "proxy features"]
+    assert found["plain"].why_not == found["proxies"].why_not == "keeps no features that cache.augment=noise could change"
+
+
+def test_residuals_route_at_the_heads_tap_alone(whole):
+    """Otherwise the chosen strategy would be refused by core/trained_levels.py."""
+    found = predictions(config_of(), whole, (SMALL,))
+    assert found["proxies"].why_not == "router.kind=residual goes by features at the head's tap"
+
+
 def test_limits_that_nothing_meets_are_named(head):
     config = config_of(**{"plan.ram": "100MiB"})
     with pytest.raises(UserError) as caught:
