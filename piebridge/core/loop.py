@@ -87,11 +87,12 @@ def _run_epochs(parts, progress, best, clock, checkpoints, interrupt):
                     interrupt.check()
         if batches and not progress.seen:
             raise UserError(NOTHING_READABLE)
+        mean_level = float(parts.router.levels.mean())  # of this epoch; ending it moves samples
         with clock.phase("trainable"):
             parts.router.end_epoch()
             parts.pruner.end_epoch()
             parts.step.end_epoch((epoch + 1) / total)
-        _end_epoch(parts, progress, best, clock, epoch, left_out)
+        _end_epoch(parts, progress, best, clock, epoch, left_out, mean_level)
         checkpoints.save(is_epoch_end=True)
         interrupt.check()
 
@@ -111,8 +112,8 @@ def _train_batch(parts, progress, indices, inputs, level, share_done):
     progress.selected += len(indices) if is_selected is None else int(is_selected.sum())
 
 
-def _end_epoch(parts, progress, best, clock, epoch, left_out):
-    """left_out: how many samples the pruner kept from this epoch."""
+def _end_epoch(parts, progress, best, clock, epoch, left_out, mean_level):
+    """left_out: how many samples the pruner kept from this epoch. mean_level: of the samples in it."""
     with clock.evaluation():
         accuracy, loss = parts.validate(parts.step.trainable)
     if _is_better(accuracy, loss, progress):
@@ -123,7 +124,7 @@ def _end_epoch(parts, progress, best, clock, epoch, left_out):
     row = {
         "epoch": epoch + 1, "learning_rate": f"{learning_rate(parts.settings, epoch / parts.epochs):.6g}",
         "train_loss": round(progress.loss_sum / seen, 6), "selected_share": round(progress.selected / (seen + left_out), 4),
-        "mean_level": round(float(parts.router.levels.mean()), 4),
+        "mean_level": round(mean_level, 4),
         "val_accuracy": None if accuracy is None else round(accuracy, 6), "val_loss": None if loss is None else round(loss, 6),
         "train_seconds": round(clock.train_seconds, 3),
     }

@@ -1,5 +1,6 @@
 """Few shots, pseudo-labels, streams and a power sensor through the real loop, on real images; stopped and gone on to the same weights."""
 
+import csv
 import functools
 import os
 import shutil
@@ -104,6 +105,13 @@ def test_a_stream_of_views_is_never_kept_and_goes_on_where_it_stopped(train):
     assert "cache" not in whole.results["phases"] or whole.results["phases"]["cache"] < 0.01
     again = stopped_and_gone_on(train, STREAM, 7)
     assert_same_weights(whole, again)
+
+
+def test_a_streams_last_epochs_close_on_the_original(train):
+    result = train("closed", dict(STREAM, **{"proxies.levels": ["48px"], "router.kind": "level:1", "router.closing": 1}))
+    assert result.plan["levels_used"] == {"original": 0, "48px": 20}
+    with open(str(result.folder / "metrics.csv")) as stream:
+        assert [float(row["mean_level"]) for row in csv.DictReader(stream)] == [1, 0]
 
 
 def test_an_iterable_of_the_users_own(train, data):
