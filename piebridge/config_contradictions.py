@@ -58,6 +58,9 @@ def _of_routing(config):
     if kind in ("policy", "shuffled") and config.proxies.set is None:
         yield (("router.kind", "proxies.set"), f"router.kind={kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
                "made by piebridge forge")
+    elif config.proxies.bridge == "set" and config.proxies.set is None:
+        yield (("proxies.bridge", "proxies.set"), "proxies.bridge=set takes the maps of a proxy set, and there is none; give "
+               "proxies.set=FOLDER, or use proxies.bridge=fitted")
     if (kind, config.router.predictor, config.proxies.bridge) == ("residual", "set", "none"):
         yield (("router.predictor", "proxies.bridge"), "router.predictor=set reads features that a set's map has brought to the "
                "original's, and proxies.bridge=none leaves the map out; use router.predictor=device")

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 LEAST_CALIBRATION = 16  # images
 BY_LOT = ("random", "shuffled")  # routers that draw anew which samples a level gets
 AUTO = "auto"  # config.strategy: core/planner.py chooses
-NOTHING_TO_SAVE = "what lies before the trained part is computed once and cached"  # so no proxy is worth its maps
+NOTHING_TO_SAVE = "what lies before the trained part is computed once and cached"
 FILL_BATCH = 8  # images per frozen forward while a cache is filled; larger ones are slower on small caches, measured
 
 
@@ -93,8 +93,7 @@ class FrozenPart:
         if self._has_idle_proxies:
             self.decisions.decide("proxies", lambda: {"levels": [], "reason": NOTHING_TO_SAVE})
             LOG.info("proxies: none: %s", NOTHING_TO_SAVE)
-        is_without = proxies is not None and not proxies.levels or self._has_idle_proxies
-        if is_without and self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0":
+        if proxies and not proxies.levels and self._wants_a_proxy:
             raise UserError(f"router.kind={self.config.router.kind}: {self.decisions.values['proxies']['reason']}; choose another level, "
                             "or router.kind=residual")
         if proxies and proxies.levels:
@@ -109,6 +108,10 @@ class FrozenPart:
             return self._cached_source(levels, routing, caches), FixedRouter(routing)
         return self._streamed(levels, routing)
 
+    @property
+    def _wants_a_proxy(self):
+        return self.config.router.kind.startswith("level:") and self.config.router.kind != "level:0"
+
     def _refuse_idle_settings(self):
         """What a configuration alone does not show, as it depends on whether features are cached; strategy=auto chooses that itself."""
         config = self.config
@@ -117,6 +120,9 @@ class FrozenPart:
         if config.cache.augment != "none" and not self.is_cached:
             raise UserError(f"cache.augment={config.cache.augment}: changes cached features, and none are kept here (cache.kind="
                             f"{config.cache.kind}); use cache.kind=features, or cache.augment=none")
+        if self._has_idle_proxies and self._wants_a_proxy:
+            raise UserError(f"router.kind={config.router.kind}: {NOTHING_TO_SAVE}, which leaves a proxy nothing to save; use "
+                            "router.kind=none, or cache.kind=none")
         if self.is_cached and self.uses_proxies:
             for key, is_set in (("router.closing", config.router.closing > 0), ("router.lowers", config.router.lowers),
                                 ("router.audit", config.router.audit > 0), ("router.kind", config.router.kind == "importance")):

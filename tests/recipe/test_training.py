@@ -236,7 +236,7 @@ def test_what_cannot_be_trained_through_levels(environment, images, tmp_path, ov
     (["router.kind=importance"], "router.kind=importance: moves samples to other networks from epoch to epoch"),
     (["loader.augment=flip", "cache.augment=noise"], "cache.augment=noise: changes cached features, and none are kept here"),
     (["pet.kind=last_k", "pet.last_k=1", "step=eager", "cache.kind=features", "router.kind=level:1"], "router.kind=level:1: what lies "
-     "before the trained part is computed once and cached; choose another level")])
+     "before the trained part is computed once and cached, which leaves a proxy nothing to save; use router.kind=none")])
 def test_settings_that_a_cache_leaves_without_effect(environment, images, tmp_path, overrides, words):
     refused(train(environment, "ours", images, tmp_path / "out", "backend.name=eager", *overrides), words)
 

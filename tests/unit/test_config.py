@@ -174,6 +174,8 @@ def test_every_method_makes_a_configuration(method):
     (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
     (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
+    (["proxies.bridge=set"], "proxies.bridge=set takes the maps of a proxy set, and there is none; give proxies.set=FOLDER, or use "
+     "proxies.bridge=fitted"),
     (["router.kind=level:1", "proxies.levels=[]"], "router.kind=level:1 asks for a proxy, and there is none; give proxies.levels or"),
     (["splits.shots=3", "pseudo.kind=confidence", "optimizer.label_smoothing=0.0", "cache.augment=mixup"], "cache.augment=mixup mixes "
      "samples of one class, and that of the unlabelled ones is not known; use cache.augment=noise"),
