@@ -1,8 +1,11 @@
 """Settings that nothing reads: they belong to another kind of gate, step or PET structure than the chosen one."""
 
+import logging
+
 from piebridge.config_schema import known_keys
 from piebridge.core.methods import METHODS
 
+LOG = logging.getLogger(__name__)
 # key that decides, its values under which the others are read, those others
 _READ_UNDER = (
     ("pet.kind", ("last_k",), ("pet.last_k",)),
@@ -24,6 +27,12 @@ _READ_UNDER = (
     ("cache.shared", (True,), ("cache.folder",)),
 )
 _CHOSEN_BY_PLAN = ("cache.kind", "cache.views")
+
+
+def warn_of_unread(config):
+    """Log what `unread` finds."""
+    for line in unread(config):
+        LOG.warning("%s", line)
 
 
 def unread(config):

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config
+from piebridge.config_unread import warn_of_unread
 from piebridge.core.assembly import Workplace
 from piebridge.core.bad_images import BadImages
 from piebridge.core.clock import Clock
@@ -27,6 +28,7 @@ def plan(config_or_run, **overrides):
     config_or_run, overrides: as of `piebridge.train`. UserError for bad input.
     """
     config = load_config(find_config(config_or_run), overrides)
+    warn_of_unread(config)
     device = resolve_device(config.device)
     make_repeatable(device)
     warn_of_other_work(device)

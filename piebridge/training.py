@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from piebridge.config import load_config, training_keys
-from piebridge.config_unread import unread
+from piebridge.config_unread import warn_of_unread
 from piebridge.core.assembly import Workplace, build_parts
 from piebridge.core.bad_images import BadImages
 from piebridge.core.checkpoint import CheckpointWriter, read_checkpoint
@@ -94,8 +94,7 @@ def _configure(config_or_run, overrides):
         path = find_config(config_or_run)
         config = load_config(path, overrides)
         default = Path(str(path)).parent
-    for line in unread(config):
-        LOG.warning("%s", line)
+    warn_of_unread(config)
     if config.output is None and config.seed:
         default = default / f"seed_{config.seed}"
     return config, RunFolder(config.output or default)

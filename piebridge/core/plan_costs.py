@@ -25,12 +25,11 @@ class Costs:
     """Milliseconds per image, but for the bytes.
 
     decode: {pixels: ms}. frozen: {level name: ms of its frozen part}. trained: {level name: ms of forward, backward and update from its tap
-    on}. cached: ms of the same on rows that are ready. row_values: numbers at the tap. spreads: {name: interquartile range in ms}.
+    on}. cached: ms of the same on rows that are ready. row_values: numbers at the tap.
     """
 
-    def __init__(self, decode, frozen, trained, cached, row_values, spreads):
-        self.decode, self.frozen, self.trained, self.cached = decode, frozen, trained, cached
-        self.row_values, self.spreads = row_values, spreads
+    def __init__(self, decode, frozen, trained, cached, row_values):
+        self.decode, self.frozen, self.trained, self.cached, self.row_values = decode, frozen, trained, cached, row_values
 
 
 class Ruler:
@@ -42,7 +41,6 @@ class Ruler:
         self._deadline = time.perf_counter() + seconds
         self._left = 1
         self._wait = synchronizer(part.work.device)
-        self.spreads = {}
 
     def measure(self):
         """The Costs of the original and of every level on offer; what is trained is as it was before."""
@@ -58,14 +56,14 @@ class Ruler:
             frozen[level.name] = level.share * frozen["original"]
         with self._as_before():
             values = self._values(images[part.native])
-            trained = {"original": self._step("original", values)}
+            trained = {"original": self._step(values)}
             for level in self.levels:
                 trained[level.name] = trained["original"] if part.is_at_head else level.share * trained["original"]
             for level in deep:  # the original itself on smaller images
-                trained[level.name] = self._step(level.name, self._values(images[level.resolution]))
+                trained[level.name] = self._step(self._values(images[level.resolution]))
             with limited_threads(1 if part.is_at_head else None):
-                cached = self._step("cached", values) if is_cacheable else None
-        return Costs(decode, frozen, trained, cached, int(np.prod(values.shape[1:])), self.spreads)
+                cached = self._step(values) if is_cacheable else None
+        return Costs(decode, frozen, trained, cached, int(np.prod(values.shape[1:])))
 
     def _decode(self, size):
         """(milliseconds of an image, the first batch)."""
@@ -84,18 +82,18 @@ class Ruler:
         return 1000 * (time.perf_counter() - start) / seen, first
 
     def _frozen(self, images):
-        return self._timed("frozen", lambda: self.part.original.features(images)) / len(images)
+        return self._timed(lambda: self.part.original.features(images)) / len(images)
 
     def _values(self, images):
         """What the trained part is given of images of any size."""
         with torch.no_grad():
             return self.part.tuning.frozen().features(images.to(self.work.device)) if self.part.tuning.tap != INPUT else images
 
-    def _step(self, name, inputs):
+    def _step(self, inputs):
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=self.work.device)
-        return self._timed(name, lambda: self.step(inputs, labels, OpenGate(), 0.0)) / len(inputs)
+        return self._timed(lambda: self.step(inputs, labels, OpenGate(), 0.0)) / len(inputs)
 
-    def _timed(self, name, call):
+    def _timed(self, call):
         """Median milliseconds of a call."""
         stop, times = self._share(), []
         call()
@@ -104,8 +102,6 @@ class Ruler:
             call()
             self._wait()
             times.append(1000 * (time.perf_counter() - start))
-        low, _, high = np.percentile(times, (25, 50, 75))
-        self.spreads[name] = float(high - low)
         return statistics.median(times)
 
     def _share(self):

@@ -35,7 +35,7 @@ def config_of(**changes):
 
 def costs():
     return Costs(decode={224: 2.0, 160: 1.0}, frozen={"original": 4.0, "224px-int8": 2.0, "160px": 2.0},
-                 trained={"original": 0.5, "224px-int8": 0.5, "160px": 0.3}, cached=0.05, row_values=1280, spreads={})
+                 trained={"original": 0.5, "224px-int8": 0.5, "160px": 0.3}, cached=0.05, row_values=1280)
 
 
 def planner(config, levels=(INT8,)):
