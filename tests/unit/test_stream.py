@@ -42,7 +42,7 @@ def test_images_and_labels_come_in_the_order_of_arrival(workers):
     arrivals = [(picture(20 * number), CLASSES[number % 3]) for number in range(2 * SIZE)]
     stream = Stream(arrivals_from(arrivals), SIZE, CLASSES, torch.device("cpu"))
     source = source_of(stream, workers)
-    assert source.usable == list(range(SIZE)) and not source.repeats and not source.needs_level_batches
+    assert source.usable == list(range(SIZE)) and not source.needs_level_batches
     seen = []
     for epoch in range(2):
         for slots, images, level in source.stream(batches_of(0), epoch, np.zeros(SIZE, int)):
