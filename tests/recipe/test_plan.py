@@ -28,5 +28,5 @@ def test_a_plan_and_a_run_by_it(checkout):
 def test_what_trains_before_the_head_is_planned_without_residuals(checkout):
     """ours routes by residuals, which only the head's features have; the plan has to leave that strategy out, not to choose it."""
     out = run([sys.executable, "-m", "piebridge", "plan", "efficientnet_lite0/Clipart10/ours", "pet.kind=adapter", "pet.blocks=last:2",
-               "step=eager", "plan.seconds=1"], cwd=checkout)
+               "step=eager", "loader.augment=crop_flip", "plan.seconds=1"], cwd=checkout)
     assert "(not here: router.kind=residual goes by features at the head's tap)" in out
