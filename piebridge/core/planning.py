@@ -4,7 +4,6 @@ import dataclasses
 import logging
 
 from piebridge.core.device import resident_mib
-from piebridge.core.graph import INPUT
 from piebridge.core.offers import offers
 from piebridge.core.plan_costs import Ruler
 from piebridge.core.planner import MIB, Planner, as_record, describe, strategies, with_settings
@@ -12,7 +11,7 @@ from piebridge.core.preparation import FrozenPart
 from piebridge.core.step_kinds import STEPS
 
 LOG = logging.getLogger(__name__)
-SHARE_OF_RUN = 0.004  # of the time that plain training would take, for measuring within a run
+SHARE_OF_RUN = 0.004  # for measuring within a run
 SURELY_MILLISECONDS = 5.0  # of a frozen forward, where nothing was measured yet
 
 
@@ -51,6 +50,7 @@ def make_plan(work, tuning, seconds=None):
 
 
 def _affordable(part):
+    """Seconds: a share of what the cheapest strategy may take, one pass of the original where features can be kept."""
     known = part.decisions.values.get("backend", {}).get("milliseconds") or SURELY_MILLISECONDS
-    passes = part.config.epochs * (1 if part.tuning.tap != INPUT and part.is_at_head else 5)
+    passes = 1 if part.is_at_head else part.config.epochs
     return min(part.config.plan.seconds, SHARE_OF_RUN * part.samples * passes * known / 1000)
