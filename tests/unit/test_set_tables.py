@@ -51,7 +51,9 @@ def manifest():
             "proxies": [proxy("192px", 192, "float", 294_000_000, 0.2),
                         proxy("p076-191px-int8", 191, "int8", 223_000_000, 0.25, width=0.76, dropped=["b.1", "b.2"]),
                         proxy("160px", 160, "float", 204_000_000, 0.3)],
-            "facts": {"tap": "pool", "resolution": 224}, "latency": {"A board": TABLE}}
+            "facts": {"tap": "pool", "resolution": 224, "images": {"fitted": 500, "held_out": 77},
+                      "settings": {"levels": 3, "precisions": ["float", "int8"], "resolutions": ["192", "160"], "overwrite": True}},
+            "latency": {"A board": TABLE}}
 
 
 def test_levels_of_a_manifest(manifest):
@@ -170,6 +172,9 @@ def test_the_report_is_the_same_each_time_and_keeps_the_rest_of_the_document(for
     assert text.endswith("<!-- end of forge_report lite -->\n\nAfter.\n") and "old" not in text
     assert "| 2 | p076-191px-int8 | 191 px, int8, pruned to 76 %, 2 blocks dropped | 223.0 M | 56 % | 0.750 | 0.875 | 0.500 |" in text
     assert "| p076-191px-int8 | - | - | 2 | 2 | 50 % | - | - |" in text and "(proxies_lite.svg)" in text
+    assert "`piebridge forge tower --images DIR --out proxynetworks/lite levels=3 resolutions=192,160`" in text
+    assert "means over 77 held-out images" in text
+    assert "medians of 25 interleaved calls, with interquartile ranges of up to 0 %, half of them up to 0 %." in text
     assert len(figure) < 60_000 and all(name.encode() in figure for name in ("p076-191px-int8", "A board: forward + backward, batch 4"))
     forge_report.report(tmp_path / "lite", document)
     assert document.read_text() == text and (tmp_path / "proxies_lite.svg").read_bytes() == figure
