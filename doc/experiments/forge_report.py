@@ -51,7 +51,8 @@ def section_lines(manifest, name, figure):
     held_out = manifest["facts"].get("images", {}).get("held_out", "some")
     lines = [f"Made by `python doc/experiments/forge_report.py proxynetworks/{name}` from the set's manifest.", "",
              f"![Milliseconds per image against relative error at the head's tap, one panel for each device and direction]({figure})", "",
-             f"The set: `{command(manifest, name)}`.", "",
+             f"The set: `{command(manifest, name)}`. On disk: {megabytes([manifest['original']])} MB the original, "
+             f"{megabytes(manifest['proxies'])} MB what all proxies together have beside it.", "",
              f"At the head's tap, means over {held_out} held-out images: cosine and relative error, before and after alignment.", "",
              markdown_table([LEVEL_HEADER] + level_rows(manifest), LEVEL_SIDES)]
     for device, table in manifest["latency"].items():
@@ -63,6 +64,10 @@ def section_lines(manifest, name, figure):
         sentences = judgement(table, errors)
         lines += [""] + [f"* {sentence}" for sentence in sentences] if sentences else []
     return lines
+
+
+def megabytes(entries):
+    return f"{sum(entry['bytes'] for entry in entries) / 1e6:.1f}"
 
 
 def command(manifest, name):
