@@ -7,6 +7,7 @@ replaced; a document without these lines gets them at its end. The figure is wri
 """
 
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from piebridge.forge.profiling import WORDS, judgement
 from piebridge.forge.set_facts import batch_sizes_of, level_facts, points_of
 from piebridge.forge.show_set import LEVEL_HEADER, LEVEL_SIDES, device_rows, level_rows
 from piebridge.forge.text_table import markdown_table
+from piebridge.forge_settings import describe_forge_keys
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "proxies.md"
 STYLES = {"float": ("#0072B2", "o"), "bf16": ("#009E73", "^"), "int8": ("#D55E00", "s")}  # Okabe and Ito's colours
@@ -46,24 +48,51 @@ def report(folder, document=DOCUMENT):
 def section_lines(manifest, name, figure):
     """Lines of Markdown: the figure, the table of levels, and one table for each device."""
     errors = {level.name: level.error for level in level_facts(manifest)}
+    held_out = manifest["facts"].get("images", {}).get("held_out", "some")
     lines = [f"Made by `python doc/experiments/forge_report.py proxynetworks/{name}` from the set's manifest.", "",
              f"![Milliseconds per image against relative error at the head's tap, one panel for each device and direction]({figure})", "",
-             "At the head's tap, on held-out images: cosine and relative error, before and after alignment.", "",
+             f"The set: `{command(manifest, name)}`. On disk: {megabytes([manifest['original']])} MB the original, "
+             f"{megabytes(manifest['proxies'])} MB what all proxies together have beside it.", "",
+             f"At the head's tap, means over {held_out} held-out images: cosine and relative error, before and after alignment.", "",
              markdown_table([LEVEL_HEADER] + level_rows(manifest), LEVEL_SIDES)]
     for device, table in manifest["latency"].items():
         size, rows, sides = device_rows(manifest, table)
         versions = ", ".join(f"{package} {version}" for package, version in table["versions"].items() if version)
         lines += ["", f"**{device}**, {table['device']['threads']} threads, {versions}; batch {size}, milliseconds per image, medians of "
-                  f"{_repeats(table, size)} interleaved calls.", "", markdown_table(rows, sides)]
+                  f"{_repeats(table, size)} interleaved calls, with interquartile ranges of {_spread(table, size)}.", "",
+                  markdown_table(rows, sides)]
         sentences = judgement(table, errors)
         lines += [""] + [f"* {sentence}" for sentence in sentences] if sentences else []
     return lines
 
 
+def megabytes(entries):
+    return f"{sum(entry['bytes'] for entry in entries) / 1e6:.1f}"
+
+
+def command(manifest, name):
+    """The command that makes the set, with the settings that are not the defaults."""
+    defaults = {key: default for key, default, _ in describe_forge_keys()}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in manifest["facts"].get("settings", {}).items()}
+    words = [f"{key}={','.join(value) if isinstance(value, tuple) else value}" for key, value in given.items()
+             if key != "overwrite" and value != defaults.get(key)]
+    return " ".join([f"piebridge forge {manifest['original'].get('name', 'NETWORK')} --images DIR --out proxynetworks/{name}", *words])
+
+
+def _cells(table, size):
+    return [cells[str(size)] for measured in table["levels"].values() for directions in measured.values()
+            for cells in directions.values() if str(size) in cells]
+
+
 def _repeats(table, size):
-    found = sorted({cells[str(size)]["repeats"] for measured in table["levels"].values() for directions in measured.values()
-                    for cells in directions.values() if str(size) in cells})
+    found = sorted({cell["repeats"] for cell in _cells(table, size)})
     return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _spread(table, size):
+    """"up to 20 %, half of them up to 4 %"."""
+    shares = sorted(100 * cell["iqr"] / cell["median"] for cell in _cells(table, size))
+    return f"up to {shares[-1]:.0f} %, half of them up to {statistics.median(shares):.0f} %"
 
 
 def draw(manifest, path):

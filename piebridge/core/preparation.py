@@ -181,7 +181,7 @@ class FrozenPart:
         return sorted(np.random.RandomState(self.config.seed).permutation(self.count)[:count].tolist())
 
     def segment(self, network, size, precision):
-        """A frozen segment on the chosen backend; int8 has a backend of its own. Raises Unsupported where that cannot serve."""
+        """A frozen segment on the chosen backend; int8 and bf16 have backends of their own. Raises Unsupported where that cannot serve."""
         name = self.decisions.values.get("backend", {"backend": "eager"})["backend"]  # none was chosen where the original has no segment
         if precision == "int8":
             if backends.missing_packages(backends.INT8):
@@ -189,6 +189,8 @@ class FrozenPart:
             if self.work.device.type != "cpu" or not name.startswith("openvino"):
                 raise backends.Unsupported(f"int8 runs on OpenVINO, and the frozen segments on {name}")
             name = backends.INT8
+        elif precision == "bf16":
+            name = backends.bf16_backend(name)
         return backends.build_segment(name, network, size, self.batch_size)
 
     def _original_segment(self):

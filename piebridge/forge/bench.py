@@ -83,7 +83,7 @@ class Bench:
                 raise backends.Unsupported("int8 runs on OpenVINO, which is not installed (pip install openvino)")
             return backends.INT8
         if precision == "bf16":
-            return "openvino_bf16" if self.backend.startswith("openvino") else "bf16"
+            return backends.bf16_backend(self.backend)
         return self.backend
 
     def _features(self, segment, size):

@@ -18,7 +18,7 @@ LOG = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class RegressionSettings:
     """epochs: passes over the images for each block. rate: of AdamW, falling to zero as a cosine. held_out: share of the images that
-    decide whether a block's new weights are kept."""
+    decide whether a block's new weights are kept; at least one image is trained on, and one held out."""
 
     epochs: int = 3
     batch_size: int = 16
@@ -70,7 +70,7 @@ def _restored(proxy, folder, job):
 def _regress(stretch, settings, number, on_step):
     """Train one block; returns its part of the report."""
     count = len(stretch.inputs)
-    training = count - max(1, round(count * settings.held_out))
+    training = max(1, count - max(1, round(count * settings.held_out)))
     held_out = [slice(start, min(start + BATCH, count)) for start in range(training, count, BATCH)]
     parameters = list(stretch.proxy.parameters())
     unit = _mean_square(stretch, held_out)

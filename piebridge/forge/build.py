@@ -5,8 +5,8 @@ levels. The set appears whole, at the end, and the work folder goes.
 """
 
 import dataclasses
-import functools
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -17,37 +17,28 @@ from torch import nn
 from piebridge.core.capture import capture
 from piebridge.core.difficulty import fit_residual_predictor, relative_residuals
 from piebridge.core.errors import UserError
-from piebridge.core.files import read_json, sha256_of_json, write_json
+from piebridge.core.files import expand_user, read_json, sha256_of_json, write_json
 from piebridge.core.interrupt import interruptible
 from piebridge.core.network import GraphNetwork
-from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.bench import Bench, cross_fitted
-from piebridge.forge.block_regression import RegressionSettings, regress_blocks
 from piebridge.forge.dropping import drop_order, recover
 from piebridge.forge.images import ForgeImages
-from piebridge.forge.nested_levels import nested_levels
 from piebridge.forge.pareto import Candidate, candidates, dominates, even_steps, float_of
 from piebridge.forge.policy_network import make_policy
 from piebridge.forge.policy_training import PolicySettings, train_policy
+from piebridge.forge.pruned_widths import PrunedWidths
 from piebridge.forge.pruning import prune, tensor_cuts
-from piebridge.forge.reconstruction import ReconstructionSettings, reconstruct
-from piebridge.forge.reordering import in_nested_order, nested_order
-from piebridge.forge.ridge import PENALTIES
-from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
 from piebridge.forge.trials import Trials
 
 LOG = logging.getLogger(__name__)
-SCORED_IMAGES = 100  # as in the paper
-ALIGNED_IMAGES = 512  # that pruned widths are aligned on; more give nothing more (doc/LOG.md)
 DROPPING_IMAGES = 64
 TAP_IMAGES = 64  # of the held-out ones, for the alignment at every tap
 RESOLUTION_SHARES = (6 / 7, 5 / 7, 4 / 7, 3 / 7)
-WIDTH_FILE = "width_{:02d}.safetensors"
 # settings that finished pieces do not depend on: of what comes after them (the policy's checkpoint has a key of its own), or of speed
 WITHOUT_EFFECT = ("levels", "least", "policy", "policy_epochs", "profile_seconds", "batch_sizes", "workers", "overwrite")
 
@@ -71,30 +62,43 @@ class Build:
     """One run of the forge. original: GraphNetwork; images: a folder; out: the set's folder; settings: ForgeSettings."""
 
     def __init__(self, original, images, out, settings, interrupt):
-        self.original, self.settings, self.interrupt, self.out = original.eval(), settings, interrupt, Path(out)
+        self.original, self.settings, self.interrupt = original.eval(), settings, interrupt
+        self.out = Path(os.path.abspath(str(expand_user(out))))
         check_target(self.out, settings.overwrite)
         self.structure = structure_of(original)
-        self.native = original.description["input_size"][-1]
+        height, self.native = original.description["input_size"][1:]
+        if height != self.native:
+            raise UserError(f"network {original.description['name']}: its input of {height} x {self.native} pixels is not square, as those "
+                            "of proxies are; capture it at a square size")
+        self.sizes = [self.native] + ([int(size) for size in settings.resolutions]
+                                      or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES])
+        self._check_settings()
         self.images = ForgeImages(images, original.description, settings)
         self.work = self.out.parent / (self.out.name + ".work")
-        self.networks = {}  # {(width, dropped blocks): GraphNetwork}
+        self.networks = {}  # {(width, number of dropped blocks): GraphNetwork}, where some are dropped
+
+    def _check_settings(self):
+        """UserError for what the network does not allow, which would else be found after minutes of work."""
+        candidates(self.native, resolutions=self.sizes)
+        if self.settings.policy:
+            make_policy(self.original, self.settings.levels + 1)
 
     def run(self):
-        """Make the set; returns its folder. What is wrong with the input is found before anything is written."""
+        """Make the set; returns its folder. Until it is whole, nothing but the work folder is written."""
         settings = self.settings
         self.images.hold(self.native)
         self.bench = Bench(self.images, self.original, settings.batch_size)
         self._open_work()
-        self.widths = self._pruned_widths()
+        self.pruned = PrunedWidths(self.original, self.structure, self.images, settings, self.work, self.interrupt.check)
         self.drops = self._blocks_to_drop()
         chosen, trials = self._choose()
         bar = progress_bar(trials, desc="alignment", unit="level")
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
         # as an image that no map has seen: on those that it was fitted on, a cheap level looks better than it is
         unseen = [cross_fitted(trial.fitted, self.bench.original.fitted) for trial in trials]
-        policy, facts = self._policy(trials, unseen) if settings.policy else (None, None)
-        order = nested_order(self.structure, self.levels) if self.widths else {}
-        facts = self._facts(facts, {candidate.precision for candidate in chosen})
+        policy, policy_facts = self._policy(trials, unseen) if settings.policy else (None, None)
+        order = self.pruned.order if any(proxy.kept for proxy in proxies) else {}
+        facts = self._facts(policy_facts, {candidate.precision for candidate in chosen})
         predictor, cuts = self._predictor(trials, unseen), tensor_cuts(self.structure, order)
         write_proxy_set(self.out, self.original, proxies, facts, policy, predictor, cuts, settings.overwrite)
         shutil.rmtree(str(self.work))
@@ -102,7 +106,9 @@ class Build:
 
     def _open_work(self):
         settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in WITHOUT_EFFECT}
-        key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
+        stats = [os.stat(each.path) for each in self.images.samples]
+        files = [(each.path, stat.st_size, stat.st_mtime_ns) for each, stat in zip(self.images.samples, stats)]
+        key = sha256_of_json([self.original.fingerprint(), files, settings, self.bench.backend])
         found = read_json(self.work / "key.json")
         if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
             raise UserError(f"{self.work}: the forge keeps its work there, and it is something else; move it away or choose another --out")
@@ -111,39 +117,6 @@ class Build:
             self.work.mkdir(parents=True)
             write_json(self.work / "key.json", {"forge": key})
 
-    def _pruned_widths(self):
-        """{share of the MACs: kept} of the widths tried, the aligned networks going into `self.networks`."""
-        if not self.settings.widths:
-            return {}
-        scores = taylor_scores(self.original, self.structure, self.images.batches(self.images.fitted[:SCORED_IMAGES], self.native))
-        levels = nested_levels(self.structure, scores, self.settings.widths, self.settings.narrowest, self.settings.multiple)
-        self.levels = in_nested_order(self.structure, levels)
-        widths = {}
-        for level in self.levels[1:]:
-            share = round(level.macs / self.structure.macs, 2)
-            if share < 1 and share not in widths:
-                widths[share] = level.kept
-                self.networks[share, ()] = self._aligned(level)
-        return widths
-
-    def _aligned(self, level):
-        """The network of a pruned level after closed-form alignment and, if asked for, block-wise regression."""
-        path = self.work / WIDTH_FILE.format(level.number)
-        if path.is_file():
-            return load_network_file(path)
-        proxy, settings = prune(self.original, level.kept, self.structure), self.settings
-        pairs = functools.partial(self._pairs, self.images.fitted[:ALIGNED_IMAGES], self.native)
-        LOG.info("aligning the width of %.0f %% of the MACs", 100 * level.macs / self.structure.macs)
-        if settings.align != "none":
-            penalties = () if settings.align == "statistics" else PENALTIES
-            reconstruct(self.original, proxy, pairs(), ReconstructionSettings(penalties=penalties, seed=settings.seed),
-                        tensor_cuts(self.structure, level.kept), self.work, self.interrupt.check)
-        if settings.align == "blocks":
-            regress_blocks(self.original, proxy, pairs(), RegressionSettings(seed=settings.seed), self.work / path.stem, self.work,
-                           self.interrupt.check)
-        save_network(proxy, path)
-        return proxy
-
     def _pairs(self, indices, size):
         """(images at the original's size, at `size`) of some images."""
         if size == self.native:
@@ -151,28 +124,31 @@ class Build:
         return self.images.batches(indices, [self.native, size])
 
     def _blocks_to_drop(self):
-        """Names of the blocks to drop, in order; as many as asked for and there are."""
+        """Names of the blocks to drop, in order; as many as asked for and there are. Kept, as what PrunedWidths has is."""
+        path = self.work / "drops.json"
         droppable = sum(block["is_residual"] for block in self.original.description["blocks"])
         most = min(self.settings.drops, droppable)
-        return [drop.block for drop in drop_order(self.original, self._some_images(DROPPING_IMAGES), most)] if most else []
+        if most and not path.is_file():
+            write_json(path, [drop.block for drop in drop_order(self.original, self._some_images(DROPPING_IMAGES), most)])
+        return read_json(path) if most else []
 
     def _some_images(self, count):
         return torch.cat(list(self.images.batches(self.images.fitted[:count], self.native)))
 
     def _network(self, candidate):
         """The network of a candidate, made once; dropped blocks are recovered in closed form."""
-        blocks = tuple(self.drops[:candidate.dropped])
-        if (candidate.width, blocks) not in self.networks:
-            whole = self.original if candidate.width == 1 else self.networks[candidate.width, ()]
-            images = self._some_images(DROPPING_IMAGES) if blocks else None
-            self.networks[candidate.width, blocks] = recover(whole, list(blocks), images).network if blocks else whole
-        return self.networks[candidate.width, blocks]
+        whole = self.original if candidate.width == 1 else self.pruned.networks[candidate.width]
+        if not candidate.dropped:
+            return whole
+        key = candidate.width, candidate.dropped
+        if key not in self.networks:
+            self.networks[key] = recover(whole, self.drops[:candidate.dropped], self._some_images(DROPPING_IMAGES)).network
+        return self.networks[key]
 
     def _choose(self):
-        """(candidates, their Trials) of the levels that the set is to have, dearest first: all are tried, and the front is kept."""
+        """(candidates, their Trials) of the levels that the set is to have, dearest first: all that may be on the front are tried."""
         settings, trials = self.settings, Trials(self.work, self.bench)
-        sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
-        every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
+        every = candidates(self.native, [1.0] + list(self.pruned.kept), self.sizes, settings.precisions, range(len(self.drops) + 1))
         # images of each size are decoded once; int8 goes first, see _is_hopeless
         every.sort(key=lambda candidate: (-candidate.resolution, candidate.precision != "int8"))
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):
@@ -194,7 +170,7 @@ class Build:
         return any(dominates(point, hoped_for) for point in trials.front())
 
     def _proxy(self, candidate, trial):
-        kept, dropped, network = self.widths.get(candidate.width, {}), self.drops[:candidate.dropped], self._network(candidate)
+        kept, dropped, network = self.pruned.kept.get(candidate.width, {}), self.drops[:candidate.dropped], self._network(candidate)
         raw, before = network, trial.before
         if kept or dropped:
             raw = prune(self.original, kept, self.structure).without_blocks(dropped).eval()

@@ -4,7 +4,6 @@ The levels are frozen, so their features of each image are computed once, before
 """
 
 import hashlib
-import json
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -17,8 +16,9 @@ from piebridge.core.errors import RunFailed, UserError
 from piebridge.core.files import sha256_of_json
 from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.progress_bar import progress_bar
-from piebridge.core.safetensors_file import tensor_bytes, write_safetensors
+from piebridge.core.safetensors_file import tensor_bytes
 from piebridge.core.sampler import epoch_batches
+from piebridge.forge.checkpoints import write_checkpoint
 from piebridge.forge.policy_loss import gumbel_mask, policy_loss, temperature
 from piebridge.forge.policy_tasks import make_task
 
@@ -65,7 +65,7 @@ def train_policy(policy, images, features, scores, settings=None, head=None, lab
     scores = _checked(policy, images, features, scores)
     task = make_task(settings.task, features, head, labels)
     training = _Training(policy, task, settings, len(images), folder)
-    training.restore(_key(policy, features, scores, settings))
+    training.restore(_key(policy, settings, scores, features, head, labels))
     policy.train()
     with progress_bar(total=training.total, desc="policy", unit="step", initial=training.done) as bar:
         while training.done < training.total:
@@ -108,7 +108,7 @@ class _Training:
     def save_when_due(self, is_interrupted):
         is_due = is_interrupted or self.done == self.total or time.monotonic() - self._saved > self.settings.checkpoint_seconds
         if self.folder is not None and is_due:
-            write_safetensors(self.folder / STATE_FILE, self._tensors(), {"facts": json.dumps({"key": self.key, "done": self.done})})
+            write_checkpoint(self.folder, self.key, self._tensors(), {"done": self.done})
             self._saved = time.monotonic()
 
     def restore(self, key):
@@ -119,7 +119,7 @@ class _Training:
             return
         saved, facts = found
         live = self._tensors()
-        if facts.get("key") != self.key or {name: each.shape for name, each in saved.items()} != {
+        if facts.get("job") != self.key or {name: each.shape for name, each in saved.items()} != {
                 name: each.shape for name, each in live.items()}:
             LOG.info("policy: %s is of other images or settings: starting anew", self.folder / STATE_FILE)
             return
@@ -136,11 +136,13 @@ class _Training:
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
-def _key(policy, features, scores, settings):
-    """Hash of what decides the result (of the features only the first and the last image's, which is enough to tell sets apart)."""
-    seen = hashlib.sha256(tensor_bytes(features[[0, -1]])).hexdigest()
-    return sha256_of_json({"settings": asdict(settings), "scores": scores.tolist(), "shape": list(features.shape), "features": seen,
-                           "policy": policy.fingerprint()})
+def _key(policy, settings, scores, features, head, labels):
+    """Hash of what decides the result; other images have other features."""
+    seen = hashlib.sha256()
+    for tensor in [features] + ([] if labels is None else [labels]) + ([] if head is None else list(head.parameters())):
+        seen.update(tensor_bytes(tensor))
+    return sha256_of_json({"settings": asdict(settings), "scores": scores.tolist(), "shape": list(features.shape),
+                           "tensors": seen.hexdigest(), "policy": policy.fingerprint()})
 
 
 def describe_policy(policy, images, features, scores, task, batch_size=256):

@@ -17,12 +17,21 @@ def is_first():
     return world()[0] == 0
 
 
+def local_device():
+    """This process's own GPU, where its machine has one for each of its processes; else the CPU."""
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return torch.device("cuda", number) if torch.cuda.device_count() >= count else torch.device("cpu")
+
+
 @contextlib.contextmanager
 def process_group():
-    """Join the processes that torchrun started; alone, nothing."""
+    """Join the processes that torchrun started, each with its networks on its `local_device`; alone, nothing."""
     is_shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    is_on_gpu = local_device().type == "cuda"
+    if is_shared and is_on_gpu:
+        torch.cuda.set_device(local_device())
     if is_shared:
-        distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group("nccl" if is_on_gpu else "gloo")
     try:
         yield
         if is_shared:

@@ -199,5 +199,3 @@ def _scale(proxy, norms, weight):
     for norm in map(proxy.get_submodule, norms):
         scale = scale / (norm.running_var.double() + norm.eps).sqrt() * (1.0 if norm.weight is None else norm.weight.double())
     return scale
-
-

@@ -17,18 +17,19 @@ from torch import nn
 from piebridge.core.dataset import open_dataset
 from piebridge.core.errors import UserError
 from piebridge.core.files import sha256_of_json
-from piebridge.core.loader import ImageLoader
+from piebridge.core.loader import ImageLoader, in_batches
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.transforms import Transform
-from piebridge.forge.alignment import as_vectors, cosine_and_error
+from piebridge.forge.alignment import as_vectors, cosine_and_error, measure_alignment
 from piebridge.forge.checkpoints import restore_checkpoint, write_checkpoint
-from piebridge.forge.processes import is_first, mean_of_processes, process_group, shared_batches, world
+from piebridge.forge.processes import is_first, local_device, mean_of_processes, process_group, shared_batches, world
 from piebridge.forge.segments import common_taps, device_of, own_parameters
 
 LOG = logging.getLogger(__name__)
+HELD_OUT = 128  # images, at most
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ def retrain(original, proxy, loader, settings=None, labels=None, folder=None, on
     where the proxy takes another size (core/loader.py). labels: int of each sample, in the head's classes; None: the original's
     logits are distilled. folder: for a checkpoint after each epoch; a call with the same networks and settings goes on from there.
     on_step: called before each batch; what it raises ends the work. UserError for too few images, a batch that the processes cannot
-    share, an unknown tap, a checkpoint of other work, and a loss that is not finite.
+    share, labels that do not fit, an unknown tap, a checkpoint of other work, and a loss that is not finite.
     """
     settings = settings or RetrainingSettings()
     count = len(loader.samples)
     batch_size = _batch_size(count, settings, proxy)
+    _check_labels(labels, count, proxy)
     job = sha256_of_json([asdict(settings), count, labels, original.fingerprint(), proxy.fingerprint()])
     with own_parameters(proxy):
         trainee = _Trainee(proxy.eval(), _taps(original, proxy, settings.taps))
@@ -149,6 +151,13 @@ def _batch_size(count, settings, proxy):
     return size
 
 
+def _check_labels(labels, count, proxy):
+    name, classes = proxy.description["name"], proxy.head.out_features
+    if labels is not None and (len(labels) != count or not all(0 <= label < classes for label in labels)):
+        raise UserError(f"retraining of {name}: needs a label for each of {count} images, 0 to {classes - 1} as its head has them; there "
+                        f"are {len(labels)}, from {min(labels, default=None)} to {max(labels, default=None)}")
+
+
 def _with_progress(loader, batches, settings, epoch):
     stream = loader.batches(batches, (settings.seed, epoch))
     return progress_bar(stream, total=len(batches), desc=f"retrain {epoch + 1}/{settings.epochs}") if is_first() else stream
@@ -175,7 +184,10 @@ def _restore(folder, job, proxy, optimizer):
 
 
 def main(arguments=None):
-    """Retrain a proxy's network file against its original's and write the result as a network file."""
+    """Retrain a proxy's network file against its original's and write the result as a network file.
+
+    The log tells how near its features are to the original's, before and after, on validation images.
+    """
     parser = argparse.ArgumentParser(prog="piebridge.forge.retraining", description="Align a proxy with its original, end to end.")
     parser.add_argument("original", help="a known network's name or a network file")
     parser.add_argument("proxy", help="a network file")
@@ -200,13 +212,37 @@ def main(arguments=None):
 
 def _retrain_files(given, settings):
     original, proxy = load_network(given.original), load_network_file(given.proxy)
-    samples = open_dataset(given.images, SimpleNamespace(val_fraction=0.1, test_fraction=0.2, seed=settings.seed)).train
+    for network in (original, proxy):
+        network.to(local_device())
+    dataset = open_dataset(given.images, SimpleNamespace(val_fraction=0.1, test_fraction=0.2, seed=settings.seed))
+    labels = _labels(dataset, original) if given.labels else None
     sizes = [network.description["input_size"][-1] for network in (original, proxy)]
     transforms = [Transform.for_network(original.description, size) for size in sizes]
-    loader = ImageLoader(samples, transforms if sizes[0] != sizes[1] else transforms[0])
-    retrain(original, proxy, loader, settings, [sample.label for sample in samples] if given.labels else None, given.checkpoint)
+    loaders = [ImageLoader(samples, transforms if sizes[0] != sizes[1] else transforms[0])
+               for samples in (dataset.train, dataset.val[:HELD_OUT])]
+    before = _alignment(original, proxy, loaders[1], settings.batch_size) if is_first() else None
+    retrain(original, proxy, loaders[0], settings, labels, given.checkpoint)
     if is_first():
         save_network(proxy, given.out)
+        after = _alignment(original, proxy, loaders[1], settings.batch_size)
+        for tap in after:
+            LOG.info("%s: cosine %.4f -> %.4f, relative error %.4f -> %.4f", tap,
+                     *[each[tap][key] for key in ("cosine", "relative_error") for each in (before, after)])
+
+
+def _labels(dataset, network):
+    """Labels of the training images. UserError where the classes are not those of the network's head."""
+    names, count = network.description["class_names"] or dataset.classes, network.head.out_features
+    if list(names) != list(dataset.classes) or count != len(dataset.classes):
+        raise UserError(f"--labels: {dataset.name} has {len(dataset.classes)} classes, which are not the {count} of the head of network "
+                        f"{network.description['name']}; leave --labels out, or give images of its classes")
+    return [sample.label for sample in dataset.train]
+
+
+def _alignment(original, proxy, loader, batch_size):
+    """See `measure_alignment`; of the loader's images."""
+    batches = (images for _, images in loader.batches(in_batches(len(loader.samples), batch_size)))
+    return measure_alignment(original, proxy, (each if isinstance(each, (list, tuple)) else (each, each) for each in batches))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def taylor_scores(network, structure, batches, seed=0):
     reading = {key for group in structure.groups.values() for key, _, _ in group.reading}
     parameters = {key: parameter for key, parameter in network.named_parameters() if key in reading}
     if not parameters:
-        raise UserError(f"network {network.description['name']}: nothing inside its blocks can be cut")
+        raise UserError(f"network {network.description['name']}: nothing inside its blocks can be cut; forge it with widths=0")
     generator = torch.Generator().manual_seed(seed)
     scores = {name: torch.zeros(group.size) for name, group in structure.groups.items()}
     was_training, needed_gradient = network.training, {key: each.requires_grad for key, each in parameters.items()}

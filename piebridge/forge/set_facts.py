@@ -2,7 +2,8 @@
 
 Beside the keys of core/proxy_manifest.py, facts are read: of a proxy "width" (share of the original's MACs that pruning leaves),
 "dropped" (names of the blocks left out) and "alignment", {"before": ..., "after": ...}, each {tap: {"cosine", "relative_error"}} as
-`measure_alignment` gives it on held-out images; of the set "tap" (the head's; without it the last tap listed counts) and "resolution" (of
+`measure_alignment` gives it on held-out images, but at the head's tap of the level as it runs (in int8, after its bridge map), elsewhere of
+its network in float; of the set "tap" (the head's; without it the last tap listed counts) and "resolution" (of
 the original). What is missing is shown as unknown.
 """
 

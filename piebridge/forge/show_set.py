@@ -10,14 +10,14 @@ LEVEL_HEADER = ("", "level", "what it is", "MACs", "share", "cosine", "aligned",
 LEVEL_SIDES = "right left left right right right right right right"
 
 
-def render_set(manifest, batch_size=None):
-    """Text: a table of levels, and one for each device. batch_size: of the times shown; None: the largest that was measured."""
+def render_set(manifest):
+    """Text: a table of levels, and one for each device, of the largest batch that was measured on it."""
     original = manifest["original"]
     name = f"{original.get('name', 'a network')}: {len(manifest['proxies'])} proxies"
     text = [name, "At the head's tap on held-out images: cosine and relative error, before and after alignment.", "",
             text_table([LEVEL_HEADER] + level_rows(manifest), LEVEL_SIDES)]
     for device, table in manifest["latency"].items():
-        size, rows, sides = device_rows(manifest, table, batch_size)
+        size, rows, sides = device_rows(manifest, table)
         title = f"{device}, {table['device']['threads']} threads, batch {size}: milliseconds per image, medians"
         text += ["", title, text_table(rows, sides)]
     if not manifest["latency"]:
@@ -38,10 +38,9 @@ def level_rows(manifest):
     return rows
 
 
-def device_rows(manifest, table, batch_size=None):
-    """(batch size, rows with a header, sides): forward on each backend; forward + backward on the fastest; shares of the original's."""
-    sizes = batch_sizes_of(table)
-    size = max(sizes, default=None) if batch_size is None else batch_size
+def device_rows(manifest, table):
+    """(largest batch size, rows with a header, sides): forward on each backend, with backward on the fastest; shares of the original's."""
+    size = max(batch_sizes_of(table), default=None)
     names = [level.name for level in level_facts(manifest)]
     backends = list(dict.fromkeys(backend for name in names for backend in table["levels"].get(name, {})))
     rows = [("level", *backends, "fastest", "share", "with backward", "share")]

@@ -221,6 +221,7 @@ def test_a_cache_in_the_middle_of_the_network_changes_no_weight(environment, ima
     (["loader.augment=flip"], "router.kind=residual: goes by what a level leaves at the head's tap, and pet.kind=adapter trains what lies "
                               "before it; use router.kind=random, policy, level:N or none"),
     (["loader.augment=flip", "router.kind=level:9"], "router.kind=level:9: there are 2 levels to train through"),
+    (["pet.kind=head", "router.kind=level:9"], "router.kind=level:9: there are 2 proxies on offer (192px, 160px)"),
     (["loader.augment=flip", "router.kind=policy"], "router.kind=policy asks the policy of a proxy set; give proxies.set"),
     (["pet.kind=all", "method=FTAll", "cache.kind=features"], "contradicts"),
     (["pet.blocks=last:99"], "pet.blocks=last:99: network efficientnet_lite0 has 16 blocks; give 16 or fewer"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from piebridge.core.backends.folding import fold_batch_norm
 from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.networks import load_network
+from piebridge.core.preparation import FrozenPart
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = [name for name, backend in backends.BACKENDS.items() if not backend.rounding]
@@ -93,6 +95,16 @@ def test_bfloat16_is_close_but_not_within_the_default_tolerance(lite, backend):
     assert error < 0.15
     tried = {each["backend"]: each for each in probe(lite, images, candidates=[backend]).measurements}
     assert tried[backend]["verdict"] == "refused: its numbers are rounded to 0.0039, more than the tolerance 0.001"
+
+
+@pytest.mark.parametrize("name, precision, used", [
+    ("openvino", "float", "openvino"), ("openvino", "bf16", "openvino_bf16"), ("openvino_bf16", "bf16", "openvino_bf16"),
+    ("folded", "bf16", "bf16"), ("onnxruntime", "bf16", "bf16"), ("eager", "float", "eager")])
+def test_a_level_runs_at_its_precision(monkeypatch, name, precision, used):
+    part = FrozenPart.__new__(FrozenPart)
+    part.decisions, part.batch_size = SimpleNamespace(values={"backend": {"backend": name}}), 4
+    monkeypatch.setattr(backends, "build_segment", lambda *given: given)
+    assert part.segment("network", 160, precision) == (used, "network", 160, 4)
 
 
 def test_int8_keeps_the_features_and_the_classes(lite):

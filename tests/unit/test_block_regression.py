@@ -73,6 +73,12 @@ def test_at_another_resolution_and_without_a_block(network):
         assert measure_alignment(network, proxy, pairs(32, size, seed=2))[tap]["relative_error"] < raw
 
 
+def test_of_the_fewest_images_one_is_trained_on_and_one_held_out(network):
+    for share in (0.01, 0.99):
+        report = regress_blocks(network, noisy(network), pairs(8), RegressionSettings(epochs=1, held_out=share))
+        assert all(0 < each["after"] <= each["before"] for each in report)
+
+
 class After:
     """Raises at its n-th call."""
 

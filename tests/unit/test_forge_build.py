@@ -4,22 +4,25 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from forge_examples import Tower, copy_of, network_of
 from torch import nn
 
 from piebridge.core.capture import capture
+from piebridge.core.costs import network_costs
 from piebridge.core.errors import UserError
+from piebridge.core.network_file import load_network_file
 from piebridge.core.proxy_set import load_proxy_set
 from piebridge.core.slices import cut
-from piebridge.forge import forge, tensor_cuts
+from piebridge.forge import forge, structure_of, tensor_cuts
 from piebridge.forge.bench import Bench, Trial
 from piebridge.forge.build import Build
 from piebridge.forge.images import ForgeImages
+from piebridge.forge.pruned_widths import PrunedWidths
 from piebridge.forge.trials import Trials
 from piebridge.forge_settings import ForgeSettings, forge_settings
 
@@ -144,16 +147,83 @@ def test_images_that_are_held_are_those_that_are_decoded_each_time(small, photos
     assert torch.equal(torch.cat(list(source.batches([5, 1, 20], 64))), decoded[64]) and source._loader.call_count == 3
 
 
+def pruned_widths(network, photos, work, settings, on_step=lambda: None):
+    work.mkdir(exist_ok=True)
+    return PrunedWidths(network, structure_of(network), ForgeImages(photos, network.description, settings), settings, work, on_step)
+
+
 @pytest.mark.parametrize("align, is_refitted", [("none", False), ("statistics", False), ("closed", True)])
 def test_alignment_does_what_it_is_asked_for(small, photos, tmp_path, align, is_refitted):
-    settings = small_settings(widths=1, narrowest=0.6, align=align)
-    build = Build(small, photos, tmp_path / "set", settings, SimpleNamespace(check=lambda: None))
-    build.work.mkdir()
-    (share, kept), = build._pruned_widths().items()
-    cuts, proxy = tensor_cuts(build.structure, kept), build.networks[share, ()]
+    pruned = pruned_widths(small, photos, tmp_path, small_settings(widths=1, narrowest=0.6, align=align))
+    (kept,), (proxy,) = pruned.kept.values(), pruned.networks.values()
+    cuts = tensor_cuts(pruned.structure, kept)
     is_equal = {key: torch.equal(cut(tensor, cuts.get(key, [])), proxy.state_dict()[key]) for key, tensor in small.state_dict().items()}
     assert all(same for key, same in is_equal.items() if key.endswith("weight")) != is_refitted
     assert all(same for key, same in is_equal.items() if key.endswith("running_mean")) == (align == "none")
+
+
+def test_an_interrupted_alignment_goes_on_with_the_same_channels_and_weights(photos, tmp_path, monkeypatch):
+    """In the midst of block-wise regression, with the scores and the start that it had: here the network as it is cut."""
+    tower, work = copy_of(network_of(Tower())).float(), tmp_path / "work"
+    settings = small_settings(widths=1, narrowest=0.7, align="blocks")
+    monkeypatch.setattr("piebridge.forge.pruned_widths.reconstruct", lambda *given: [])
+    undisturbed = pruned_widths(tower, photos, tmp_path / "other", settings)
+
+    def stop():
+        if (work / "width_01" / "state.safetensors").exists():
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        pruned_widths(tower, photos, work, settings, stop)
+    assert not (work / "width_01.safetensors").exists()
+    for name in ("taylor_scores", "reconstruct"):
+        monkeypatch.setattr("piebridge.forge.pruned_widths." + name, None)
+    resumed = pruned_widths(tower, photos, work, settings)
+    monkeypatch.setattr("piebridge.forge.pruned_widths.regress_blocks", None)
+    again = pruned_widths(tower, photos, work, settings)
+    for each in (resumed, again):
+        assert (each.kept, each.order) == (undisturbed.kept, undisturbed.order)
+        assert [network.fingerprint() for network in each.networks.values()] == [
+            network.fingerprint() for network in undisturbed.networks.values()]
+    network, = resumed.networks.values()
+    assert load_network_file(work / "width_01" / "start.safetensors").fingerprint() != network.fingerprint()  # some block was changed
+
+
+def test_a_transformer_and_the_order_of_its_channels(photos, tmp_path, monkeypatch):
+    """It runs at its own size alone: what is left is pruning, by heads and hidden units. Milliseconds are MACs."""
+    monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
+    torch.manual_seed(0)
+    network = capture(models.VisionTransformer(64, 16, num_layers=3, num_heads=6, hidden_dim=96, mlp_dim=192, num_classes=5), "vit",
+                      [3, 64, 64], [0.5] * 3, [0.5] * 3).eval()
+    whole, computed, tried = network_costs(network)["macs"], Bench._features, Bench.try_out
+    monkeypatch.setattr(Bench, "_features", lambda bench, segment, size: computed(bench, segment, size)[:2] + ((1.0, 0.0, 9),))
+
+    def try_out(bench, proxy, *others):
+        trial = tried(bench, proxy, *others)
+        return trial if isinstance(trial, str) else dataclasses.replace(trial, milliseconds=network_costs(proxy)["macs"] / whole)
+    monkeypatch.setattr(Bench, "try_out", try_out)
+    settings = small_settings(widths=2, narrowest=0.6, least=0.7, resolutions=("48",))
+    proxy_set = load_proxy_set(forge(network, photos, tmp_path / "set", settings))
+    images, taps = torch.randn(2, 3, 64, 64), [block["output"] for block in network.description["blocks"]]
+    sizes = {name: group.size for name, group in structure_of(network).groups.items()}
+    with torch.no_grad():
+        assert torch.equal(proxy_set.original(images), network(images))
+        wanted = network.values(images, taps)
+        for proxy in proxy_set.proxies:
+            assert proxy.resolution == 64 and any(len(proxy.kept[name]) < size for name, size in sizes.items())
+            found = proxy.network.values(images, taps)
+            assert {tap: value.shape for tap, value in found.items()} == {tap: value.shape for tap, value in wanted.items()}
+            measured = proxy.facts["alignment"]
+            assert measured["after"][taps[-1]]["relative_error"] < measured["before"][taps[-1]]["relative_error"]
+    assert proxy_set.proxies and (proxy_set.folder / "order.safetensors").is_file()
+
+
+def test_channels_are_not_ordered_for_levels_that_are_not_pruned(small, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIEBRIDGE_CACHE", str(tmp_path / "profile"))
+    computed, tried = Bench._features, Bench.try_out
+    monkeypatch.setattr(Bench, "_features", lambda bench, segment, size: computed(bench, segment, size)[:2] + ((size / 96, 0.01, 9),))
+    monkeypatch.setattr(Bench, "try_out", lambda bench, network, *others: tried(bench, network, *others) if network is small else "refused")
+    proxy_set = load_proxy_set(forge(small, photos, tmp_path / "set", small_settings(widths=1, narrowest=0.8, align="none")))
+    assert proxy_set.proxies and not proxy_set.order and not (tmp_path / "set" / "order.safetensors").exists()
 
 
 def test_a_width_that_cannot_be_met_is_refused(small, photos, tmp_path, monkeypatch):
@@ -162,6 +232,34 @@ def test_a_width_that_cannot_be_met_is_refused(small, photos, tmp_path, monkeypa
                                         "0.* of its MACs; ask for that or more"):
         forge(small, photos, tmp_path / "set", small_settings(widths=2, narrowest=0.05))
     assert not (tmp_path / "set").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_what_the_network_does_not_allow_is_refused_before_any_work(small, photos, tmp_path):
+    wide = capture(models.mobilenet_v3_small(weights=None, num_classes=4), "wide", [3, 64, 96], [0.5] * 3, [0.5] * 3)
+    tiny = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                                 nn.Linear(8, 5)), "tiny", [3, 32, 32], [0.5] * 3, [0.5] * 3)
+    for network, settings, message in [
+            (wide, small_settings(), "network wide: its input of 64 x 96 pixels is not square, as those of proxies are"),
+            (small, small_settings(resolutions=("128",)), "proxies: resolutions: 128 is not possible; give whole pixels from 8 to the "),
+            (tiny, small_settings(resolutions=("24",), policy=True), "network tiny: too small for a policy, .*forge it with policy=false")]:
+        with pytest.raises(UserError, match=message):
+            forge(network, photos, tmp_path / "set", settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_without_anything_to_prune_says_so(photos, tmp_path):
+    plain = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)), "plain",
+                    [3, 32, 32], [0.5] * 3, [0.5] * 3)
+    with pytest.raises(UserError, match="network plain: nothing inside its blocks can be cut; forge it with widths=0"):
+        pruned_widths(plain, photos, tmp_path, small_settings(widths=1))
+
+
+@pytest.mark.parametrize("given", ["~/sets/new", "sets/../sets/new"])
+def test_the_set_and_its_work_lie_where_the_name_says(small, photos, tmp_path, monkeypatch, given):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    build = Build(small, photos, given, small_settings(), None)
+    assert (build.out, build.work) == (tmp_path / "sets" / "new", tmp_path / "sets" / "new.work")
 
 
 @pytest.mark.parametrize("make, text", [(Undecided, "Undecided"), (lambda: nn.Linear(3, 2), "Linear")])

@@ -212,6 +212,23 @@ def test_an_interrupted_training_ends_with_the_same_weights(photos, tmp_path, ca
     assert "is of other images or settings: starting anew" in caplog.messages[2]
 
 
+def test_a_checkpoint_of_other_inputs_is_not_gone_on_from(photos, tmp_path, caplog):
+    images, features = photos
+    head, labels = nn.Linear(8, 2), (features[:, 0, 0] > 0).long()
+    others = features.clone()
+    others[20, 1] = 0  # neither the first image nor the last
+    settings = PolicySettings(task="labels", epochs=1, batch_size=16)
+
+    def train(features=features, labels=labels, head=head):
+        train_policy(small_policy(), images, features, SCORES, settings, head=head, labels=labels, folder=tmp_path)
+    with caplog.at_level(logging.INFO, "piebridge"):
+        train()
+        train(others)
+        train(labels=1 - labels)
+        train(head=nn.Linear(8, 2))
+    assert ["starting anew" in message for message in caplog.messages] == [True] * 3
+
+
 # What it may cost --------------------------------------------------------------------------------------------------------
 
 def without_memory(description):

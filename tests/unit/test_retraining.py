@@ -1,9 +1,11 @@
 """End-to-end retraining: losses and steps against plain PyTorch, two processes against one, interruption against none."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.safetensors_file import read_safetensors
 from piebridge.forge.alignment import measure_alignment
+from piebridge.forge.processes import local_device, process_group
 from piebridge.forge.retraining import RetrainingSettings, alignment_loss, main, retrain, task_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -192,6 +195,9 @@ def test_bad_settings(network):
         retrain(network, noisy(network), Images(0), RetrainingSettings())
     with pytest.raises(UserError, match="retraining of tower: no tap 'nowhere'; known: add, "):
         retrain(network, noisy(network), Images(16), RetrainingSettings(taps=("nowhere",)))
+    for labels, found in (([0] * 15, "there are 15, from 0 to 0"), ([0] * 15 + [5], "there are 16, from 0 to 5")):
+        with pytest.raises(UserError, match=f"needs a label for each of 16 images, 0 to 4 as its head has them; {found}"):
+            retrain(network, noisy(network), Images(16), RetrainingSettings(), labels)
     with pytest.raises(UserError, match="retraining of tower: the loss of epoch 1 is nan; lower rate=1e[+]300"):
         retrain(network, noisy(network), Images(16), RetrainingSettings(batch_size=8, rate=1e300))
 
@@ -205,7 +211,8 @@ def files(network, tmp_path):
     return [str(path) for path in paths]
 
 
-def test_as_a_program(files, tmp_path):
+def test_as_a_program(files, tmp_path, caplog):
+    caplog.set_level("INFO")
     out = tmp_path / "aligned.safetensors"
     data = str(ROOT / "datasets" / "Clipart10")
     assert main(files + ["--images", data, "--out", str(out), "--epochs", "1", "--batch-size", "64", "--rate", "1e-3"]) == 0
@@ -214,9 +221,31 @@ def test_as_a_program(files, tmp_path):
     tap = original.description["tap"]
     raw, after = (measure_alignment(original, each, held_out)[tap]["relative_error"] for each in (proxy, aligned))
     assert after < raw
+    shown = [message for message in caplog.messages if ": cosine " in message]
+    assert [message.partition(":")[0] for message in shown] == [each["output"] for each in original.description["blocks"]] + [tap]
+    first, last = map(float, re.search("relative error ([0-9.]+) -> ([0-9.]+)$", shown[-1]).groups())
+    assert last < first  # on images that were not trained on
 
 
 def test_bad_usage_as_a_program_is_one_line(files, tmp_path, caplog):
     assert main([files[0], str(tmp_path / "no.safetensors"), "--images", "Clipart10", "--out", str(tmp_path / "out.safetensors")]) == 2
     assert "no.safetensors" in caplog.messages[-1] and "\n" not in caplog.messages[-1]
+    assert main(files + ["--images", "Clipart10", "--labels", "--out", str(tmp_path / "out.safetensors")]) == 2
+    assert caplog.messages[-1] == ("--labels: Clipart10 has 10 classes, which are not the 5 of the head of network tower; leave --labels "
+                                   "out, or give images of its classes")
     assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("gpus, device, backend", [(0, "cpu", "gloo"), (1, "cpu", "gloo"), (2, "cuda:1", "nccl"), (8, "cuda:1", "nccl")])
+def test_each_process_has_a_gpu_of_its_own_or_none_has(monkeypatch, gpus, device, backend):
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    calls = Mock()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", calls.set_device)
+    for name in ("init_process_group", "barrier", "destroy_process_group"):
+        monkeypatch.setattr("torch.distributed." + name, getattr(calls, name))
+    with process_group():
+        assert local_device() == torch.device(device)
+    calls.init_process_group.assert_called_once_with(backend)
+    assert calls.set_device.called == (backend == "nccl") and calls.destroy_process_group.called

@@ -5,8 +5,8 @@ backend whose features agree with plain torch's. To add a backend: a builder in 
 """
 
 from piebridge.core.backends.probe import Choice, probe, relative_error
-from piebridge.core.backends.registry import BACKENDS, INT8, PROXY_BACKENDS, build_segment, missing_packages
+from piebridge.core.backends.registry import BACKENDS, INT8, PROXY_BACKENDS, bf16_backend, build_segment, missing_packages
 from piebridge.core.backends.segment import Segment, Unsupported
 
-__all__ = ["BACKENDS", "INT8", "PROXY_BACKENDS", "Choice", "Segment", "Unsupported", "build_segment", "missing_packages", "probe",
-           "relative_error"]
+__all__ = ["BACKENDS", "INT8", "PROXY_BACKENDS", "Choice", "Segment", "Unsupported", "bf16_backend", "build_segment",
+           "missing_packages", "probe", "relative_error"]

@@ -53,6 +53,11 @@ def build_segment(backend, network, input_size, batch_size):
         return known[backend].build(network, int(input_size), int(batch_size))
 
 
+def bf16_backend(backend):
+    """Name of the backend that computes in bfloat16 where float networks run on `backend`."""
+    return "openvino_bf16" if backend.startswith("openvino") else "bf16"
+
+
 def missing_packages(backend):
     """The packages that a known backend lacks here; looked for without importing them."""
     known = dict(BACKENDS, **PROXY_BACKENDS)[backend]
