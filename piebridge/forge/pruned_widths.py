@@ -19,6 +19,7 @@ from piebridge.forge.scores import taylor_scores
 LOG = logging.getLogger(__name__)
 SCORED_IMAGES = 100  # as in the paper
 ALIGNED_IMAGES = 512  # more give nothing more (doc/LOG.md)
+REGRESSED_IMAGES = 128  # of them; on all of them block-wise regression takes three minutes a width
 
 
 class PrunedWidths:
@@ -52,8 +53,8 @@ class PrunedWidths:
     def _batches(self, count):
         return self.images.batches(self.images.fitted[:count], self.original.description["input_size"][-1])
 
-    def _pairs(self):
-        return ((images, images) for images in self._batches(ALIGNED_IMAGES))
+    def _pairs(self, count):
+        return ((images, images) for images in self._batches(count))
 
     def _aligned(self, level):
         """The network of a level after closed-form alignment and, if asked for, block-wise regression."""
@@ -69,7 +70,7 @@ class PrunedWidths:
         proxy, align = prune(self.original, level.kept, self.structure), self.settings.align
         if align != "none":
             settings = ReconstructionSettings(penalties=() if align == "statistics" else PENALTIES, seed=self.settings.seed)
-            reconstruct(self.original, proxy, self._pairs(), settings, tensor_cuts(self.structure, level.kept), self.work, self.on_step)
+            reconstruct(self.original, proxy, self._pairs(ALIGNED_IMAGES), settings, tensor_cuts(self.structure, level.kept), self.work, self.on_step)
         return proxy
 
     def _regressed(self, level, folder):
@@ -78,5 +79,5 @@ class PrunedWidths:
         if not start.is_file():
             save_network(self._reconstructed(level), start)
         proxy = load_network_file(start)
-        regress_blocks(self.original, proxy, self._pairs(), RegressionSettings(seed=self.settings.seed), folder, self.work, self.on_step)
+        regress_blocks(self.original, proxy, self._pairs(REGRESSED_IMAGES), RegressionSettings(seed=self.settings.seed), folder, self.work, self.on_step)
         return proxy
