@@ -70,7 +70,8 @@ class PrunedWidths:
         proxy, align = prune(self.original, level.kept, self.structure), self.settings.align
         if align != "none":
             settings = ReconstructionSettings(penalties=() if align == "statistics" else PENALTIES, seed=self.settings.seed)
-            reconstruct(self.original, proxy, self._pairs(ALIGNED_IMAGES), settings, tensor_cuts(self.structure, level.kept), self.work, self.on_step)
+            reconstruct(self.original, proxy, self._pairs(ALIGNED_IMAGES), settings, tensor_cuts(self.structure, level.kept), self.work,
+                        self.on_step)
         return proxy
 
     def _regressed(self, level, folder):
@@ -79,5 +80,6 @@ class PrunedWidths:
         if not start.is_file():
             save_network(self._reconstructed(level), start)
         proxy = load_network_file(start)
-        regress_blocks(self.original, proxy, self._pairs(REGRESSED_IMAGES), RegressionSettings(seed=self.settings.seed), folder, self.work, self.on_step)
+        regress_blocks(self.original, proxy, self._pairs(REGRESSED_IMAGES), RegressionSettings(seed=self.settings.seed), folder, self.work,
+                       self.on_step)
         return proxy
