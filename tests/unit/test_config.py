@@ -223,6 +223,9 @@ def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
     ("optimizer.lr=1e300", "above the most allowed"), ("proxies.levels=['1px']", "is not a proxy"), ("output=a\0b", "null character"),
     ("router.kind=level:\u00b2", "none, residual, policy, shuffled, importance, random or level:N"),
     ("proxies.levels=['" + "9" * 5000 + "px']", "is not a proxy"),
+    ("pet.blocks=last:\u00b2", "is not all, last:N, or a list of names"), ("pet.blocks=last:", "is not all, last:N"),
+    ("pet.blocks=last:0", "is not all, last:N"), ("pet.blocks=last:-1", "is not all, last:N"),
+    ("cache.budget=" + "9" * 5000, "is not a size"), ("plan.ram=" + "9" * 400 + "GiB", "is not a size"),
     ("splits.seed=" + "9" * 40, "above the most allowed")])
 def test_extreme_overrides(tmp_path, override, expected):
     assert expected in refused(tmp_path, "method: ours\n", [override])
