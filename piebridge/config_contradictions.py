@@ -33,6 +33,10 @@ def contradictions(config):
     if config.router.kind in ("policy", "shuffled") and config.proxies.set is None:
         yield (("router.kind", "proxies.set"), f"router.kind={config.router.kind} asks the policy of a proxy set; give proxies.set=FOLDER, "
                "made by piebridge forge")
+    names_proxy = config.router.kind.startswith("level:") and config.router.kind != "level:0"
+    if names_proxy and config.proxies.set is None and not config.proxies.levels:
+        yield (("router.kind", "proxies.levels"), f"router.kind={config.router.kind} names a proxy, and there are none; give "
+               "proxies.levels or proxies.set")
     if (config.router.kind, config.router.predictor, config.proxies.bridge) == ("residual", "set", "none"):
         yield (("router.predictor", "proxies.bridge"), "router.predictor=set reads features that a set's map has brought to the "
                "original's, and proxies.bridge=none leaves the map out; use router.predictor=device")

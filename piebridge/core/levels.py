@@ -13,6 +13,7 @@ from piebridge.core.bridge_map import Chain, fit_bridge_map
 from piebridge.core.cascade import Cascade
 from piebridge.core.device import describe_device
 from piebridge.core.difficulty import ResidualRouter, fit_residual_predictor, is_bounded, relative_residuals
+from piebridge.core.errors import UserError
 from piebridge.core.offers import offers
 from piebridge.core.packages import package_version
 from piebridge.core.proxies import expected_milliseconds
@@ -85,7 +86,10 @@ class Proxies:
         if self.predictor is not None:
             return self._offers if is_bounded(len(self.predictor.scores), delta) else []
         if kind.startswith("level:"):
-            number = min(int(kind[len("level:"):]), len(self._offers))
+            number = int(kind[len("level:"):])
+            if number > len(self._offers):
+                raise UserError(f"router.kind={kind}: there are {len(self._offers)} proxies "
+                                f"({', '.join(offer.name for offer in self._offers)}); name one of them, 1 being the most faithful")
             return self._offers[number - 1:number] if number else []
         return self._offers if kind in BY_IMAGE or is_bounded(len(self.calibration), delta) else []
 

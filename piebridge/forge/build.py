@@ -7,7 +7,6 @@ levels. The set appears whole, at the end, and the work folder goes.
 import dataclasses
 import functools
 import logging
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,13 @@ from torch import nn
 
 from piebridge.core.capture import capture
 from piebridge.core.difficulty import fit_residual_predictor, relative_residuals
-from piebridge.core.errors import UserError
 from piebridge.core.files import read_json, sha256_of_json, write_json
 from piebridge.core.interrupt import interruptible
 from piebridge.core.network import GraphNetwork
 from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
-from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
+from piebridge.core.proxy_set import Proxy, check_target, remove_leftovers, write_proxy_set
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.bench import Bench, cross_fitted
 from piebridge.forge.block_regression import RegressionSettings, regress_blocks
@@ -40,6 +38,7 @@ from piebridge.forge.ridge import PENALTIES
 from piebridge.forge.scores import taylor_scores
 from piebridge.forge.structure import structure_of
 from piebridge.forge.trials import Trials
+from piebridge.forge.work_folder import KEY_FILE, empty, locked
 
 LOG = logging.getLogger(__name__)
 SCORED_IMAGES = 100  # as in the paper
@@ -81,15 +80,25 @@ class Build:
 
     def run(self):
         """Make the set; returns its folder. What is wrong with the input is found before anything is written."""
-        settings = self.settings
         self.images.hold(self.native)
-        self.bench = Bench(self.images, self.original, settings.batch_size)
-        self._open_work()
+        self.interrupt.check()
+        self.bench = Bench(self.images, self.original, self.settings.batch_size)
+        with locked(self.work):
+            remove_leftovers(self.out)
+            self._keep_what_fits()
+            self._make()
+            empty(self.work)
+            self.work.rmdir()
+        return self.out
+
+    def _make(self):
+        settings = self.settings
         self.widths = self._pruned_widths()
         self.drops = self._blocks_to_drop()
         chosen, trials = self._choose()
         bar = progress_bar(trials, desc="alignment", unit="level")
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
+        self.interrupt.check()
         # as an image that no map has seen: on those that it was fitted on, a cheap level looks better than it is
         unseen = [cross_fitted(trial.fitted, self.bench.original.fitted) for trial in trials]
         policy, facts = self._policy(trials, unseen) if settings.policy else (None, None)
@@ -97,19 +106,13 @@ class Build:
         facts = self._facts(facts, {candidate.precision for candidate in chosen})
         predictor, cuts = self._predictor(trials, unseen), tensor_cuts(self.structure, order)
         write_proxy_set(self.out, self.original, proxies, facts, policy, predictor, cuts, settings.overwrite)
-        shutil.rmtree(str(self.work))
-        return self.out
 
-    def _open_work(self):
+    def _keep_what_fits(self):
         settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in WITHOUT_EFFECT}
         key = sha256_of_json([self.original.fingerprint(), [each.path for each in self.images.samples], settings, self.bench.backend])
-        found = read_json(self.work / "key.json")
-        if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
-            raise UserError(f"{self.work}: the forge keeps its work there, and it is something else; move it away or choose another --out")
-        if found != {"forge": key}:
-            shutil.rmtree(str(self.work), ignore_errors=True)
-            self.work.mkdir(parents=True)
-            write_json(self.work / "key.json", {"forge": key})
+        if read_json(self.work / KEY_FILE) != {"forge": key}:
+            empty(self.work)
+            write_json(self.work / KEY_FILE, {"forge": key})
 
     def _pruned_widths(self):
         """{share of the MACs: kept} of the widths tried, the aligned networks going into `self.networks`."""
