@@ -22,6 +22,7 @@ from piebridge.core.network_file import load_network_file, save_network
 from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.proxy_set import Proxy, check_target, remove_leftovers, write_proxy_set
+from piebridge.core.proxy_specs import LEAST_PIXELS
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.bench import Bench, cross_fitted
 from piebridge.forge.block_regression import RegressionSettings, regress_blocks
@@ -74,6 +75,9 @@ class Build:
         check_target(self.out, settings.overwrite)
         self.structure = structure_of(original)
         self.native = original.description["input_size"][-1]
+        self.sizes = [self.native] + ([int(size) for size in settings.resolutions] or [
+            max(LEAST_PIXELS, round(self.native * share / 8) * 8) for share in RESOLUTION_SHARES])
+        candidates(self.native, resolutions=self.sizes, precisions=settings.precisions)  # refuses what is out of range, before any work
         self.images = ForgeImages(images, original.description, settings)
         self.work = self.out.parent / (self.out.name + ".work")
         self.networks = {}  # {(width, dropped blocks): GraphNetwork}
@@ -174,8 +178,7 @@ class Build:
     def _choose(self):
         """(candidates, their Trials) of the levels that the set is to have, dearest first: all are tried, and the front is kept."""
         settings, trials = self.settings, Trials(self.work, self.bench)
-        sizes = [int(size) for size in settings.resolutions] or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES]
-        every = candidates(self.native, [1.0] + list(self.widths), [self.native] + sizes, settings.precisions, range(len(self.drops) + 1))
+        every = candidates(self.native, [1.0] + list(self.widths), self.sizes, settings.precisions, range(len(self.drops) + 1))
         # images of each size are decoded once; int8 goes first, see _is_hopeless
         every.sort(key=lambda candidate: (-candidate.resolution, candidate.precision != "int8"))
         for candidate in progress_bar(every, desc="candidates", unit="proxy"):

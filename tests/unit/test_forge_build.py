@@ -142,6 +142,13 @@ def test_a_work_folder_of_something_else_is_not_touched(tmp_path):
             pass
 
 
+def test_resolutions_out_of_range_are_refused_before_any_work(small, photos, tmp_path):
+    for size in (4, small.description["input_size"][-1] + 8):
+        with pytest.raises(UserError, match=f"proxies: resolutions: {size} is not possible; give whole pixels from 8 to the original's"):
+            forge(small, photos, tmp_path / "set", small_settings(resolutions=(str(size),)))
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_what_can_be_chosen_is_kept(tmp_path):
     """Beside a level that is faster and nearer to the original, the features of another are of no use."""
     random = np.random.RandomState(0)

@@ -89,6 +89,13 @@ def test_unknown_values_are_named_so_and_never_zero(tmp_path):
     assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,,1" + ",n/a" * 11)
 
 
+def test_a_table_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "table.csv", tmp_path / "file" / "deeper" / "table.csv"):
+        with pytest.raises(UserError, match="is no folder, and cannot become one; choose another name"):
+            write_csv([], place)
+
+
 def test_only_success_counts_and_the_rest_is_listed(three_methods):
     write_run(three_methods / "extra" / "a", "ours", seed=3, status="failed", accuracy=0.1)
     write_run(three_methods / "extra" / "b", "ours", seed=4, status="cancelled")
