@@ -78,6 +78,8 @@ class Build:
         self.sizes = [self.native] + ([int(size) for size in settings.resolutions] or [
             max(LEAST_PIXELS, round(self.native * share / 8) * 8) for share in RESOLUTION_SHARES])
         candidates(self.native, resolutions=self.sizes, precisions=settings.precisions)  # refuses what is out of range, before any work
+        if settings.policy:
+            make_policy(original, 2)  # as above, a network that is too small for one
         self.images = ForgeImages(images, original.description, settings)
         self.work = self.out.parent / (self.out.name + ".work")
         self.networks = {}  # {(width, dropped blocks): GraphNetwork}

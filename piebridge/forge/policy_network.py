@@ -65,7 +65,8 @@ def make_policy(original, level_count, seed=0):
     if not fitting:
         macs, parameters = min(candidates)[:2]
         raise UserError(f"network {name}: too small for a policy, which may have under {limits['macs']:.0f} MACs and "
-                        f"{limits['parameters']:.0f} parameters; the smallest has {macs} and {parameters}; route it by residual")
+                        f"{limits['parameters']:.0f} parameters; the smallest has {macs} and {parameters}; forge it with "
+                        "policy=false, and route by residual")
     _, _, width, size = max(fitting)
     policy = _captured(original, width, size, level_count, seed)
     _check_costs(policy, whole)

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from forge_examples import Tower, network_of
 from torch import nn
 
 from piebridge.core.capture import capture
@@ -146,6 +147,12 @@ def test_resolutions_out_of_range_are_refused_before_any_work(small, photos, tmp
     for size in (4, small.description["input_size"][-1] + 8):
         with pytest.raises(UserError, match=f"proxies: resolutions: {size} is not possible; give whole pixels from 8 to the original's"):
             forge(small, photos, tmp_path / "set", small_settings(resolutions=(str(size),)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_that_is_too_small_for_a_policy_is_refused_before_any_work(photos, tmp_path):
+    with pytest.raises(UserError, match="network tower: too small for a policy, .*; forge it with policy=false, and route by residual"):
+        forge(network_of(Tower()), photos, tmp_path / "set", small_settings(policy=True, resolutions=("8",)))
     assert not list(tmp_path.iterdir())
 
 
