@@ -20,10 +20,10 @@ def run(arguments):
 
 
 def _show(arguments):
-    from piebridge.core.proxy_manifest import is_set
+    from piebridge.core.proxy_manifest import NAME, ORIGINAL
 
     folder = expand_user(arguments.network)
-    if is_set(folder):
+    if (folder / NAME).exists() or (folder / ORIGINAL).exists():  # whatever else is wrong with it
         from piebridge.forge.set_facts import read_facts
         from piebridge.forge.show_set import render_set
 
