@@ -5,7 +5,7 @@ from torch import nn
 
 from piebridge.core import graph
 from piebridge.core.errors import UserError
-from piebridge.core.pet_structure import Structure, chosen_blocks, head_keys
+from piebridge.core.pet_structure import Structure, check_width, chosen_blocks, head_keys
 
 
 def adapter(network, settings):
@@ -20,6 +20,7 @@ def adapter(network, settings):
     images = torch.zeros([1] + list(original["input_size"]), device=like.device, dtype=like.dtype)
     with torch.no_grad():
         shapes = {name: value.shape for name, value in network.values(images, [block["output"] for block in blocks]).items()}
+    check_width(network, settings, max(_channels(shape) for shape in shapes.values()))
     layers, added = {}, {}
     for block in blocks:
         layers[block["output"]] = nodes = _adapter(block, shapes[block["output"]], settings.r)
@@ -34,8 +35,7 @@ def adapter(network, settings):
 
 def _adapter(block, shape, width):
     """The nodes of an adapter behind values of `shape`; the first and the last read a node that is known when they are inserted."""
-    is_map = len(shape) == 4
-    channels = shape[1] if is_map else shape[-1]
+    is_map, channels = len(shape) == 4, _channels(shape)
     prefix, path = block["output"] + "_adapter", "adapters." + block["name"].replace(".", "_")
     names = {part: f"{prefix}_{part}" for part in ("down", "act", "up", "add")}
 
@@ -51,6 +51,11 @@ def _adapter(block, shape, width):
             {"name": names["act"], "operation": "relu" if is_map else "gelu", "inputs": [names["down"]], "arguments": {}},
             layer("up", width, channels, [names["act"]]),
             {"name": names["add"], "operation": "add", "inputs": None, "arguments": {"value": None}}]
+
+
+def _channels(shape):
+    """Of values [N, C, H, W] or [N, T, D]."""
+    return shape[1] if len(shape) == 4 else shape[-1]
 
 
 def _tensors(node, like, is_zero):
