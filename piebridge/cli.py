@@ -59,7 +59,7 @@ def predict(arguments):
 
 
 def table(arguments):
-    if arguments.document:
+    if arguments.document is not None:
         from piebridge.report.results_document import update_document
 
         if arguments.words or arguments.markdown:

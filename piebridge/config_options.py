@@ -1,6 +1,7 @@
 """A key of a configuration: its default, its help text, and what it allows."""
 
 import dataclasses
+import re
 
 from piebridge.core.byte_sizes import parse_bytes
 from piebridge.core.errors import UserError
@@ -49,9 +50,9 @@ def check_limit(text):
 
 def are_blocks(value):
     """Whether it says which blocks: all, last:N, a name or a list of names."""
-    count = str(value)[len("last:"):]
-    is_last = str(value).startswith("last:") and count.isdigit() and 0 < int(count) < 10000
-    return is_last or (isinstance(value, str) and bool(value)) or (
+    if isinstance(value, str):
+        return bool(re.fullmatch("last:0*[1-9][0-9]{0,3}", value)) if value.startswith("last:") else bool(value)
+    return (
         isinstance(value, (list, tuple)) and bool(value) and all(isinstance(name, str) and name for name in value))
 
 

@@ -30,7 +30,7 @@ class Pseudo:
 
 @dataclass(frozen=True)
 class Stream:
-    samples: int = option(0, "train on a stream: samples per epoch, each view seen once; 0: on a data set", low=0, high=10 ** 9)
+    samples: int = option(0, "train on a stream: samples per epoch, each view seen once; 0: on a data set", low=0, high=10 ** 7)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,17 @@ def _is_seconds(value):
 
 
 def _check_sizes(sizes):
-    wrong = [text for text in sizes if not (text.isdigit() and 1 <= int(text) <= 4096)]
+    wrong = [text for text in sizes if not (text.isdecimal() and len(text) < 10 and 1 <= int(text) <= 4096)]
     return f"'{wrong[0]}' is not a number from 1 to 4096" if wrong else None
 
 
+def _check_some_sizes(sizes):
+    return _check_sizes(sizes) if sizes else "is empty; give at least one number from 1 to 4096"
+
+
 def _check_precisions(precisions):
+    if not precisions:
+        return "is empty; give at least one of float, bf16, int8"
     wrong = [text for text in precisions if text not in ("float", "bf16", "int8")]
     return f"'{wrong[0]}' is not one of float, bf16, int8" if wrong else None
 
@@ -45,7 +51,7 @@ class ForgeSettings:
     policy_epochs: int = option(20, "passes of the policy's training over the images", low=1, high=10000)
     profile_seconds: Any = option(60, "seconds for the latency table of the finished set", accepts=_is_seconds,
                                   wanted="a number of seconds above 0")
-    batch_sizes: Tuple[str, ...] = option(("1", "4", "32"), "with --profile: images per call", check=_check_sizes)
+    batch_sizes: Tuple[str, ...] = option(("1", "4", "32"), "with --profile: images per call", check=_check_some_sizes)
     batch_size: int = option(8, "images per forward pass", low=1, high=1024)
     workers: Any = workers_option()
     seed: int = option(0, "seed of everything random", low=0, high=2 ** 31 - 1)

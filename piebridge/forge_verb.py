@@ -20,13 +20,14 @@ def run(arguments):
 
 
 def _show(arguments):
-    from piebridge.core.proxy_manifest import is_set, read_manifest
+    from piebridge.core.proxy_manifest import NAME, ORIGINAL
 
     folder = expand_user(arguments.network)
-    if is_set(folder):
+    if (folder / NAME).exists() or (folder / ORIGINAL).exists():  # whatever else is wrong with it
+        from piebridge.forge.set_facts import read_facts
         from piebridge.forge.show_set import render_set
 
-        return render_set(read_manifest(folder))
+        return render_set(read_facts(folder))
     from piebridge.forge.show import render
     from piebridge.forge.structure import structure_of
 

@@ -10,7 +10,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10 ** 3, "mb": 10 ** 6, "gb": 10 ** 9, "tb": 10 *
 
 def parse_bytes(text):
     """`2GiB` -> bytes. UserError for anything that is no size."""
-    found = re.match(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)$", str(text).strip().lower())
+    found = re.match(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)$", str(text).strip().lower())
     if not found or found.group(2) not in _UNITS:
         raise UserError(f"{text!r} is not a size; write for example 512MiB or 2GiB")
     return int(float(found.group(1)) * _UNITS[found.group(2)])

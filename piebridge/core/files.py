@@ -22,7 +22,10 @@ def atomic_path(path):
     path = Path(path)
     if path.exists() and not path.is_file():  # a folder, or a device such as /dev/null, which a rename would replace
         raise UserError(f"{path}: is not a regular file; choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{path}: {path.parent} is no folder, and cannot become one; choose another name") from None
     temporary = path.parent / f".{path.name[:60]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
     os.close(os.open(str(temporary), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:

@@ -31,7 +31,7 @@ def offers(config, network, fingerprint):
                        key=lambda spec: (-spec.resolution, spec.dropped, spec.precision != "int8"))
         return [_made_here(network, spec, costs) for spec in specs], None
     proxy_set = load_proxy_set(config.proxies.set, keeps_networks=config.proxies.loading == "resident")
-    found = proxy_set.manifest["original"]["fingerprint"]
+    found = proxy_set.manifest["original"].get("fingerprint")
     if found != fingerprint:
         raise UserError(f"proxies.set={config.proxies.set}: was made of {proxy_set.original.description['name']} with other weights than "
                         f"network={config.network} has; forge a set from that network, or train with "

@@ -5,7 +5,7 @@ import torch
 from piebridge.core import graph
 from piebridge.core.added_nodes import binary_node, conv_node, fresh_tensors, function_node, linear_node, value_shapes
 from piebridge.core.errors import UserError
-from piebridge.core.pet_structure import Structure, chosen_blocks, head_keys
+from piebridge.core.pet_structure import Structure, check_width, chosen_blocks, head_keys
 
 PREFIX = "adapters."  # of the adapters' modules
 
@@ -22,6 +22,7 @@ def adapter(network, settings):
         raise UserError(f"pet.kind=adapter: network {original['name']} has adapters already; give the original it was made of, or use "
                         "pet.kind=head")
     shapes = value_shapes(network, [block["output"] for block in blocks])
+    check_width(network, settings, max(_channels(shape) for shape in shapes.values()))
     layers, added = {}, {}
     for block in blocks:
         layers[block["output"]] = nodes = _adapter(block, shapes[block["output"]], settings.r)
@@ -34,8 +35,7 @@ def adapter(network, settings):
 
 def _adapter(block, shape, width):
     """The nodes of an adapter behind values of `shape`; the first and the last read a node that is known when they are inserted."""
-    is_map = len(shape) == 3
-    channels = shape[0] if is_map else shape[-1]
+    is_map, channels = len(shape) == 3, _channels(shape)
     prefix, path = block["output"] + "_adapter", PREFIX + block["name"].replace(".", "_")
     layer = conv_node if is_map else linear_node
     down, up = [f"{prefix}_{part}" for part in ("down", "up")]
@@ -43,6 +43,11 @@ def _adapter(block, shape, width):
             function_node(f"{prefix}_act", "relu" if is_map else "gelu", [down]),
             dict(layer(f"{path}.up", f"{prefix}_act", width, channels), name=up),
             binary_node(f"{prefix}_add", "add", None, up)]
+
+
+def _channels(shape):
+    """Of values [C, H, W] or [T, D]."""
+    return shape[0] if len(shape) == 3 else shape[-1]
 
 
 def _tensors(nodes, like):

@@ -11,7 +11,7 @@ from torch import nn
 from piebridge.core import graph, operations
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
-from piebridge.core.pet_structure import Structure, chosen_blocks, head_keys
+from piebridge.core.pet_structure import Structure, check_width, chosen_blocks, head_keys
 from piebridge.core.widths import lora_cuts
 
 # down, up: keys of A [r, in, ...] and B [out, r, ...]; weight: of what they add to; scale: alpha / r; dropout: on the input of A
@@ -39,6 +39,7 @@ def lora(network, settings):
     """A and B of r rows and columns for each target, and the head; A Kaiming uniform, B zero, so that training starts at the original."""
     targets = _targets(network, settings)
     joint = {path for path, node in targets.items() if node["operation"] == JOINT}
+    check_width(network, settings, max(max(_weight(network, node).shape[:2]) for node in targets.values()))
     like = network.head.weight
     added, factors = {}, {}
     for path, node in targets.items():

@@ -6,6 +6,8 @@ from typing import Any, Callable, Dict, List, Tuple
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 
+USUAL_WIDTH = 64  # r that no network is too narrow for
+
 
 def _as_it_is(description):
     return description
@@ -69,3 +71,10 @@ def in_order(network, keys):
     """Those of the network's parameters that are among `keys`, in the network's order."""
     return [key for key, _ in network.named_parameters() if key in keys]
 
+
+def check_width(network, settings, widest):
+    """UserError for a `pet.r` beyond the widest of the layers that it is to be narrower than: no gain, and no end of memory."""
+    most = max(USUAL_WIDTH, widest)
+    if settings.r > most:
+        raise UserError(f"pet.r={settings.r}: the widest layer that pet.kind={settings.kind} changes in network "
+                        f"{network.description['name']} has {widest} channels; give {most} or fewer")

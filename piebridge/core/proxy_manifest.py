@@ -20,6 +20,11 @@ ORIGINAL, ORDER, POLICY, PREDICTOR = "original.safetensors", "order.safetensors"
 SINGLE = {"original": ORIGINAL, "order": ORDER, "policy": POLICY, "predictor": PREDICTOR}  # key: its file's name
 PROXY_FILE = re.compile(r"proxy_[0-9]{2,3}\.safetensors\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+MOST = 10 ** 18  # of any count
+# what a value must be: (test, its words)
+COUNT = (lambda value: type(value) is int and 0 < value <= MOST, "a whole number above 0")
+TEXT = (lambda value: isinstance(value, str), "a text")
+OBJECT = (lambda value: isinstance(value, dict), "an object")
 
 
 def is_set_file(name):
@@ -55,6 +60,7 @@ def read_manifest(folder):
             _check_entry(path, key, manifest[key], lambda file, name=name: file == name, repr(name))
     for number, entry in enumerate(manifest["proxies"]):
         _check_entry(path, f"proxy {number}", entry, PROXY_FILE.match, "'proxy_01.safetensors' or the like")
+    check_values(path, _values(manifest))
     for key in ("file", "name"):
         found = [entry.get(key) for entry in manifest["proxies"]]
         twice = [value for value in found if found.count(value) > 1]
@@ -77,6 +83,29 @@ def check_files(folder, manifest):
 def to_text(manifest):
     """JSON text, which other programs can read too: no NaN."""
     return json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_values(path, values):
+    """values: (where, value, what it must be: a test and its words). UserError for the first that is something else."""
+    for where, value, (is_right, wanted) in values:
+        if not is_right(value):
+            raise UserError(f"{path}: {where}={value!r:.60} must be {wanted}; fetch or forge the set again")
+
+
+def or_none(kind):
+    """What a value must be, where it may also be missing."""
+    is_right, wanted = kind
+    return (lambda value: value is None or is_right(value)), f"{wanted}, or null"
+
+
+def _values(manifest):
+    kinds = {"name": TEXT, "macs": COUNT, "fingerprint": or_none(TEXT)}
+    for key, kind in kinds.items():
+        yield f"original {key}", manifest["original"].get(key), kind
+    kinds = {"name": TEXT, "macs": COUNT, "resolution": COUNT, "precision": TEXT, "facts": or_none(OBJECT)}
+    for number, entry in enumerate(manifest["proxies"]):
+        for key, kind in kinds.items():
+            yield f"proxy {number}: {key}", entry.get(key), kind
 
 
 def _read(path):

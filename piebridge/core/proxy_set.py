@@ -12,6 +12,7 @@ more copy of what is cut, whatever the number of proxies, or none with `is_reord
 
 import contextlib
 import functools
+import glob
 import logging
 import os
 import shutil
@@ -32,6 +33,7 @@ from piebridge.core.shared_tensors import SharedTensors, in_own_order
 __all__ = ["Proxy", "ProxySet", "load_proxy_set", "write_proxy_set"]
 LOG = logging.getLogger(__name__)
 MOST_PROXIES = 999
+MOST_OF_NAME = 60  # letters of a set's name in that of a folder that is being written
 
 
 class ProxySet:
@@ -95,7 +97,7 @@ def write_proxy_set(folder, original, proxies, facts=None, policy=None, predicto
     check_target(target, overwrite)
     _check_proxies(target, proxies)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.parent / f".{target.name[:60]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
+    part = target.parent / f".{target.name[:MOST_OF_NAME]}.{uuid.uuid4().hex[:8]}{PART_SUFFIX}"
     part.mkdir()
     try:
         manifest = _write_files(part, original, proxies, facts or {}, policy, predictor, order)
@@ -105,6 +107,13 @@ def write_proxy_set(folder, original, proxies, facts=None, policy=None, predicto
     finally:
         shutil.rmtree(str(part), ignore_errors=True)
     LOG.debug("wrote %d proxies to %s", len(proxies), target)
+
+
+def remove_leftovers(folder):
+    """Delete what killed writers of a set left beside it; nobody else may be writing it."""
+    target = Path(os.path.realpath(str(expand_user(folder))))
+    for part in target.parent.glob(f".{glob.escape(target.name[:MOST_OF_NAME])}.????????{PART_SUFFIX}"):
+        shutil.rmtree(str(part), ignore_errors=True)
 
 
 def _write_files(folder, original, proxies, facts, policy, predictor, order):

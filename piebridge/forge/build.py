@@ -7,7 +7,6 @@ levels. The set appears whole, at the end, and the work folder goes.
 import dataclasses
 import logging
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,8 @@ from piebridge.core.interrupt import interruptible
 from piebridge.core.network import GraphNetwork
 from piebridge.core.networks import load_network
 from piebridge.core.progress_bar import progress_bar
-from piebridge.core.proxy_set import Proxy, check_target, write_proxy_set
+from piebridge.core.proxy_set import Proxy, check_target, remove_leftovers, write_proxy_set
+from piebridge.core.proxy_specs import LEAST_PIXELS
 from piebridge.forge.alignment import measure_alignment
 from piebridge.forge.bench import Bench, cross_fitted
 from piebridge.forge.dropping import drop_order, recover
@@ -34,6 +34,7 @@ from piebridge.forge.pruned_widths import PrunedWidths
 from piebridge.forge.pruning import prune, tensor_cuts
 from piebridge.forge.structure import structure_of
 from piebridge.forge.trials import Trials
+from piebridge.forge.work_folder import KEY_FILE, empty, locked
 
 LOG = logging.getLogger(__name__)
 DROPPING_IMAGES = 64
@@ -71,7 +72,7 @@ class Build:
             raise UserError(f"network {original.description['name']}: its input of {height} x {self.native} pixels is not square, as those "
                             "of proxies are; capture it at a square size")
         self.sizes = [self.native] + ([int(size) for size in settings.resolutions]
-                                      or [round(self.native * share / 8) * 8 for share in RESOLUTION_SHARES])
+                                      or [max(LEAST_PIXELS, round(self.native * share / 8) * 8) for share in RESOLUTION_SHARES])
         self._check_settings()
         self.images = ForgeImages(images, original.description, settings)
         self.work = self.out.parent / (self.out.name + ".work")
@@ -79,21 +80,31 @@ class Build:
 
     def _check_settings(self):
         """UserError for what the network does not allow, which would else be found after minutes of work."""
-        candidates(self.native, resolutions=self.sizes)
+        candidates(self.native, resolutions=self.sizes, precisions=self.settings.precisions)
         if self.settings.policy:
             make_policy(self.original, self.settings.levels + 1)
 
     def run(self):
         """Make the set; returns its folder. Until it is whole, nothing but the work folder is written."""
-        settings = self.settings
         self.images.hold(self.native)
-        self.bench = Bench(self.images, self.original, settings.batch_size)
-        self._open_work()
+        self.interrupt.check()
+        self.bench = Bench(self.images, self.original, self.settings.batch_size)
+        with locked(self.work):
+            remove_leftovers(self.out)
+            self._keep_what_fits()
+            self._make()
+            empty(self.work)
+            self.work.rmdir()
+        return self.out
+
+    def _make(self):
+        settings = self.settings
         self.pruned = PrunedWidths(self.original, self.structure, self.images, settings, self.work, self.interrupt.check)
         self.drops = self._blocks_to_drop()
         chosen, trials = self._choose()
         bar = progress_bar(trials, desc="alignment", unit="level")
         proxies = [self._proxy(candidate, trial) for candidate, trial in zip(chosen, bar)]
+        self.interrupt.check()
         # as an image that no map has seen: on those that it was fitted on, a cheap level looks better than it is
         unseen = [cross_fitted(trial.fitted, self.bench.original.fitted) for trial in trials]
         policy, policy_facts = self._policy(trials, unseen) if settings.policy else (None, None)
@@ -101,21 +112,15 @@ class Build:
         facts = self._facts(policy_facts, {candidate.precision for candidate in chosen})
         predictor, cuts = self._predictor(trials, unseen), tensor_cuts(self.structure, order)
         write_proxy_set(self.out, self.original, proxies, facts, policy, predictor, cuts, settings.overwrite)
-        shutil.rmtree(str(self.work))
-        return self.out
 
-    def _open_work(self):
+    def _keep_what_fits(self):
         settings = {name: value for name, value in dataclasses.asdict(self.settings).items() if name not in WITHOUT_EFFECT}
         stats = [os.stat(each.path) for each in self.images.samples]
         files = [(each.path, stat.st_size, stat.st_mtime_ns) for each, stat in zip(self.images.samples, stats)]
         key = sha256_of_json([self.original.fingerprint(), files, settings, self.bench.backend])
-        found = read_json(self.work / "key.json")
-        if self.work.exists() and not (isinstance(found, dict) and "forge" in found):
-            raise UserError(f"{self.work}: the forge keeps its work there, and it is something else; move it away or choose another --out")
-        if found != {"forge": key}:
-            shutil.rmtree(str(self.work), ignore_errors=True)
-            self.work.mkdir(parents=True)
-            write_json(self.work / "key.json", {"forge": key})
+        if read_json(self.work / KEY_FILE) != {"forge": key}:
+            empty(self.work)
+            write_json(self.work / KEY_FILE, {"forge": key})
 
     def _pairs(self, indices, size):
         """(images at the original's size, at `size`) of some images."""

@@ -7,7 +7,7 @@ from piebridge.core.errors import UserError
 from piebridge.core.proxy_set import load_proxy_set
 from piebridge.forge.latency import BACKWARD, BATCH_SIZES, FORWARD, measure, original_level
 from piebridge.forge.pareto import noise
-from piebridge.forge.set_facts import ORIGINAL, batch_sizes_of, fastest, level_facts, points_of
+from piebridge.forge.set_facts import ORIGINAL, batch_sizes_of, check_facts, fastest, level_facts, points_of
 from piebridge.forge.text_table import text_table
 
 LOG = logging.getLogger(__name__)
@@ -23,6 +23,7 @@ def profile_set(folder, seconds=SECONDS, batch_sizes=BATCH_SIZES, device="auto",
     proxy_set = load_proxy_set(folder)
     if not proxy_set.proxies:
         raise UserError(f"{folder}: holds no proxies, only an original; make some with: piebridge forge NETWORK --images DIR --out SET")
+    check_facts(proxy_set.folder, proxy_set.manifest)  # measuring takes long
     device = resolve_device(device)
     for network in [proxy_set.original] + [proxy.network for proxy in proxy_set.proxies]:
         network.to(device)

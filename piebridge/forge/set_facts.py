@@ -9,9 +9,14 @@ the original). What is missing is shown as unknown.
 
 from dataclasses import dataclass
 
+from piebridge.core.proxy_manifest import COUNT, MOST, NAME, OBJECT, TEXT, check_values, or_none, read_manifest
 from piebridge.forge.pareto import Point, deviation_of_median
 
 ORIGINAL = "original"
+NUMBER = (lambda value: type(value) in (int, float) and abs(value) <= MOST, "a number")
+MEASURED = (lambda value: type(value) in (int, float) and 0 < value <= MOST, "a number above 0")
+TEXTS = (lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of texts")
+SIZE = (lambda value: value.isdecimal() and len(value) < 10, "a batch size")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,59 @@ class LevelFacts:
         parts += [f"pruned to {100 * self.width:.0f} %"] if self.width is not None and self.width < 1 else []
         parts += [f"{len(self.dropped)} block{'s' if len(self.dropped) > 1 else ''} dropped"] if self.dropped else []
         return ", ".join(parts) or "as it is"
+
+
+def read_facts(folder):
+    """The manifest of the set in a folder (a Path), with all that is shown of it checked. UserError names the file and the value."""
+    manifest = read_manifest(folder)
+    check_facts(folder, manifest)
+    return manifest
+
+
+def check_facts(folder, manifest):
+    """UserError where a value of a set's manifest that is shown is not what it must be."""
+    for values in (_facts(manifest), _tables(manifest["latency"])):
+        check_values(folder / NAME, values)
+
+
+def _facts(manifest):
+    """(where, value, what it must be) of what is known of the levels."""
+    yield "facts tap", manifest["facts"].get("tap"), or_none(TEXT)
+    yield "facts resolution", manifest["facts"].get("resolution"), or_none(COUNT)
+    for number, entry in enumerate(manifest["proxies"]):
+        place, own = f"proxy {number}: facts", entry.get("facts") or {}
+        for key, kind in (("width", NUMBER), ("dropped", TEXTS), ("alignment", OBJECT)):
+            yield f"{place} {key}", own.get(key), or_none(kind)
+        for when in ("before", "after"):
+            by_tap = (own.get("alignment") or {}).get(when)
+            yield f"{place} alignment {when}", by_tap, or_none(OBJECT)
+            for tap, figures in (by_tap or {}).items():
+                yield f"{place} alignment {when} {tap}", figures, OBJECT
+                for key in ("cosine", "relative_error"):
+                    yield f"{place} alignment {when} {tap} {key}", figures.get(key), NUMBER
+
+
+def _tables(latency):
+    """The same of what was measured on devices."""
+    for device, table in latency.items():
+        yield f"latency {device}", table, OBJECT
+        for key in ("device", "levels"):
+            yield f"latency {device} {key}", table.get(key), OBJECT
+        yield f"latency {device} device threads", table["device"].get("threads"), COUNT
+        yield from _cells(f"latency {device} levels", table["levels"], depth=4)
+
+
+def _cells(place, entries, depth):
+    """Of {level: {backend: {direction: {batch size: cell}}}}, or what is `depth` levels deep of it."""
+    for key, value in entries.items():
+        where = f"{place} {key}"
+        yield where, value, OBJECT
+        if depth > 1:
+            yield from _cells(where, value, depth - 1)
+            continue
+        yield where, key, SIZE
+        for name, kind in (("median", MEASURED), ("iqr", NUMBER), ("repeats", COUNT)):
+            yield f"{where} {name}", value.get(name), kind
 
 
 def level_facts(manifest):

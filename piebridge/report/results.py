@@ -11,6 +11,7 @@ from piebridge.core.errors import UserError
 # keys of a configuration that change neither what is learnt nor what it costs, or that a row averages over
 _FREE = ("seed", "output", "resume", "overwrite", "method", "network", "data", "epochs", "device", "pet.kind", "loader.workers",
          "checkpoint.seconds", "trust_pickle")
+MOST = 10 ** 15  # of any number in a record
 KEPT = "measured"  # ask for this folder, or one below it, to see what is in it
 _CONDITIONS = ("loader.batch_size", "loader.augment", "splits.val_fraction", "splits.test_fraction", "splits.seed")
 
@@ -87,7 +88,7 @@ def read_run(path: Path) -> Run:
             energy_j=_number(results.get("energy_j")),
             phases=tuple((name, seconds) for name, seconds in (results.get("phases") or {}).items() if _number(seconds) is not None),
         )
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return Run(folder=path.parent, status="unreadable")
 
 
@@ -170,4 +171,6 @@ def _text(value):
 
 
 def _number(value):
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """The value if it is a number that can have been measured, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) <= MOST else None

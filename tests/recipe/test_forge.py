@@ -116,6 +116,20 @@ def test_the_commands_of_the_readme(environment, tmp_path):
     assert "test accuracy" in trained
 
 
+def test_a_damaged_set_is_called_a_set(environment, forged, tmp_path):
+    folder = tmp_path / "set"
+    shutil.copytree(str(forged), str(folder))
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text[:len(text) // 2])
+    refused(forge(environment, "--show", folder), "manifest.json: no JSON")
+    manifest = json.loads(text)
+    manifest["proxies"][0]["macs"] = "many"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    refused(forge(environment, "--show", folder), "manifest.json: proxy 0: macs='many' must be a whole number above 0")
+    (folder / "manifest.json").unlink()
+    refused(forge(environment, "--show", folder), "manifest.json: no such file; give the folder of a proxy set")
+
+
 def test_another_networks_set_is_refused(environment, forged, tmp_path):
     done = train(environment, f"output={tmp_path / 'run'}", "network=" + str(_other_network(tmp_path)), f"proxies.set={forged}")
     assert done.returncode == 2 and "was made of efficientnet_lite0 with other weights" in done.stderr, done.stderr

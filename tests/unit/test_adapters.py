@@ -91,6 +91,11 @@ def test_the_file_holds_known_operations_alone(tmp_path):
         Tuning(loaded, settings("adapter"))
 
 
+def test_an_adapter_that_is_wider_than_any_block_is_refused():
+    with pytest.raises(UserError, match="pet.r=65: the widest layer that pet.kind=adapter changes in network tower has 8 channels"):
+        Tuning(family("tower"), settings("adapter", r=65))
+
+
 def test_a_network_without_blocks_is_refused():
     network = family("tower")
     network.description["blocks"] = []

@@ -170,6 +170,7 @@ def test_every_method_makes_a_configuration(method):
     (["cache.augment=noise", "cache.kind=pixels"], "cache.augment=noise changes cached features, and cache.kind=pixels keeps none"),
     (["cache.augment=mixup", "cache.augment_strength=1.5"], "the weight of the other sample in a mixup is at most 1"),
     (["cache.budget=much"], "cache.budget: 'much' is not a size; write for example 512MiB or 2GiB"),
+    (["router.kind=level:2", "proxies.levels=[]"], "names a proxy, and there are none; give proxies.levels or proxies.set"),
     (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
     (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
     (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
@@ -254,6 +255,9 @@ def test_values_that_a_yaml_tag_cannot_take_are_one_line(tmp_path, text):
     ("optimizer.lr=1e300", "above the most allowed"), ("proxies.levels=['1px']", "is not a proxy"), ("output=a\0b", "null character"),
     ("router.kind=level:\u00b2", "none, residual, policy, shuffled, importance, random or level:N"),
     ("proxies.levels=['" + "9" * 5000 + "px']", "is not a proxy"),
+    ("pet.blocks=last:\u00b2", "is not all, last:N, or a list of names"), ("pet.blocks=last:", "is not all, last:N"),
+    ("pet.blocks=last:0", "is not all, last:N"), ("pet.blocks=last:-1", "is not all, last:N"),
+    ("cache.budget=" + "9" * 5000, "is not a size"), ("plan.ram=" + "9" * 400 + "GiB", "is not a size"),
     ("splits.seed=" + "9" * 40, "above the most allowed")])
 def test_extreme_overrides(tmp_path, override, expected):
     assert expected in refused(tmp_path, "method: ours\n", [override])

@@ -24,6 +24,7 @@ from piebridge.forge.build import Build
 from piebridge.forge.images import ForgeImages
 from piebridge.forge.pruned_widths import PrunedWidths
 from piebridge.forge.trials import Trials
+from piebridge.forge.work_folder import KEY_FILE, empty, locked
 from piebridge.forge_settings import ForgeSettings, forge_settings
 
 CLIPART = Path(__file__).resolve().parents[2] / "datasets" / "Clipart10"
@@ -100,6 +101,61 @@ def test_what_was_tried_is_not_tried_again(small, photos, tmp_path, monkeypatch)
     for proxy in proxy_set.proxies:
         at_tap = proxy.facts["alignment"]["after"][small.description["tap"]]
         assert at_tap["relative_error"] == measured[proxy.name][3]  # the same map, fitted on the features that were kept
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path):
+    folder = tmp_path / "set.work"
+    with locked(folder):
+        with pytest.raises(UserError, match="set.work: another process is forging this set; wait for it, or choose another --out"):
+            with locked(folder):
+                pass
+    with locked(folder):  # nothing is left of the lock
+        folder.rmdir()  # as the process that had it does at its end
+    assert not folder.exists()
+
+
+def test_a_work_folder_that_was_killed_at_any_time_is_taken_up(tmp_path, monkeypatch):
+    folder = tmp_path / "set.work"
+    folder.mkdir()
+    (folder / ".key.json.0123abcd.part").write_text("{")
+    with locked(folder):
+        assert not list(folder.iterdir())
+        (folder / KEY_FILE).write_text('{"forge": "x"}')
+        (folder / "policy").mkdir()
+        (folder / "zebra").write_text("")
+        monkeypatch.setattr(shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            empty(folder)
+        monkeypatch.undo()
+    with locked(folder):  # half-empty, and still known for what it is
+        empty(folder)
+    assert not list(folder.iterdir())
+
+
+def test_a_work_folder_of_something_else_is_not_touched(tmp_path):
+    folder = tmp_path / "set.work"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="set.work: the forge keeps its work there, and it is something else; move it away"):
+        with locked(folder):
+            pass
+    assert (folder / "mine.txt").read_text() == "mine"
+    with pytest.raises(UserError, match=r"mine.txt/set.work: the forge keeps its work there, and cannot \(Not a directory\)"):
+        with locked(folder / "mine.txt" / "set.work"):
+            pass
+
+
+def test_resolutions_out_of_range_are_refused_before_any_work(small, photos, tmp_path):
+    for size in (4, small.description["input_size"][-1] + 8):
+        with pytest.raises(UserError, match=f"proxies: resolutions: {size} is not possible; give whole pixels from 8 to the original's"):
+            forge(small, photos, tmp_path / "set", small_settings(resolutions=(str(size),)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_that_is_too_small_for_a_policy_is_refused_before_any_work(photos, tmp_path):
+    with pytest.raises(UserError, match="network tower: too small for a policy, .*; forge it with policy=false, and route by residual"):
+        forge(network_of(Tower()), photos, tmp_path / "set", small_settings(policy=True, resolutions=("8",)))
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_what_can_be_chosen_is_kept(tmp_path):
@@ -275,3 +331,13 @@ def test_every_wrong_setting_is_told_at_once():
     assert len(str(error.value).splitlines()) == 4
     assert "aling: unknown key (did you mean 'align'?); `piebridge forge --help` lists them" in str(error.value)
     assert forge_settings(["resolutions=192,160", "policy=false"]).resolutions == ("192", "160")
+
+
+@pytest.mark.parametrize("word, expected", [
+    ("resolutions=\u00b2", "resolutions: '\u00b2' is not a number from 1 to 4096"), ("resolutions=" + "9" * 5000, "is not a number from 1"),
+    ("precisions=", "precisions: is empty; give at least one of float, bf16, int8"),
+    ("batch_sizes=[]", "batch_sizes: is empty; give at least one number from 1 to 4096")])
+def test_settings_that_are_hardly_numbers(word, expected):
+    with pytest.raises(UserError) as error:
+        forge_settings([word])
+    assert expected in str(error.value) and len(str(error.value).splitlines()) == 1

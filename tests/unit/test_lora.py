@@ -121,6 +121,7 @@ def test_targets(name, given, paths):
                                 r"\(did you mean 'expand'\?\); names are the last parts of paths such as blocks.0.expand, "),
     ({"target": ("depthwise",)}, "pet.target=depthwise: network tower has no linear layer"),
     ({"target": ("head",)}, "pet.target=head: network tower has no linear layer"),
+    ({"r": 65}, "pet.r=65: the widest layer that pet.kind=lora changes in network tower has 24 channels; give 64 or fewer"),
     ({"target": ("last",), "blocks": ["blocks.0"]},
      r"pet.kind=lora: no layer of network tower is in pet.blocks=\['blocks.0'\] and pet.target=last; name other blocks or targets")])
 def test_targets_that_do_not_exist(given, expected):

@@ -19,7 +19,7 @@ from piebridge.core import backends, loop
 from piebridge.core import proxy_set as proxy_set_module
 from piebridge.core.bridge_map import fit_bridge_map
 from piebridge.core.capture import capture
-from piebridge.core.errors import Cancelled, RunFailed
+from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.interrupt import Interrupt
 from piebridge.core.level_loader import THREAD_NAME
 from piebridge.core.network import GraphNetwork, expected_shapes
@@ -328,6 +328,11 @@ def test_without_alignment_routing_is_alike_and_no_map_is_served(data, proxy_set
 def test_one_static_proxy_serves_all(data, proxy_set, tmp_path, spy):
     result = run(data, proxy_set, tmp_path / "run", ablation("static_proxy"), router__kind="level:3")
     assert result.plan["levels_used"] == {"original": 0, "12px": sum(result.plan["levels_used"].values())}
+
+
+def test_a_proxy_that_is_not_there_is_not_replaced_by_another(data, proxy_set, tmp_path, spy):
+    with pytest.raises(UserError, match=r"router.kind=level:9: there are 3 proxies \(.*12px\); name one of them, 1 being"):
+        run(data, proxy_set, tmp_path / "run", ablation("static_proxy"), router__kind="level:9")
 
 
 def test_samples_can_be_drawn_by_lot(data, proxy_set, tmp_path, spy):

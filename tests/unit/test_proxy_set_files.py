@@ -22,7 +22,7 @@ from piebridge.core.files import sha256_of_file
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.network_file import KEY
 from piebridge.core.proxy_file import PROXY_KEY
-from piebridge.core.proxy_set import Proxy, load_proxy_set, write_proxy_set
+from piebridge.core.proxy_set import Proxy, load_proxy_set, remove_leftovers, write_proxy_set
 from piebridge.core.safetensors_file import read_header, read_safetensors, write_safetensors
 from piebridge.core.slices import cut
 from piebridge.forge import prune, structure_of, tensor_cuts
@@ -187,6 +187,16 @@ def test_a_set_is_replaced_only_when_asked(tiny, folder):
     assert [path.name for path in folder.parent.iterdir()] == ["tiny set"]
 
 
+def test_what_a_killed_writer_left_goes(tiny, folder):
+    before, strange = content(folder), folder.with_name("set [1]*")
+    for name in (".tiny set.0123abcd.part", ".set [1]*.0123abcd.part", ".other.0123abcd.part"):
+        (folder.parent / name).mkdir()
+    remove_leftovers(folder)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".other.0123abcd.part", ".set [1]*.0123abcd.part", "tiny set"]
+    remove_leftovers(strange)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".other.0123abcd.part", "tiny set"] and content(folder) == before
+
+
 @pytest.mark.parametrize("name", ["notes.txt", ".hidden"])
 def test_what_is_not_only_a_set_is_not_touched(tiny, folder, tmp_path, name):
     (folder / name).write_text("mine")
@@ -291,6 +301,13 @@ def change_manifest(folder, change):
     (lambda m: m["proxies"][0].update(name="12px"), "two proxies have the name '12px'"),
     (lambda m: m.update(policy=[]), "policy: its file must be 'policy.safetensors'"),
     (lambda m: m.update(latency=3), "latency=3 must be an object"),
+    (lambda m: m["original"].update(macs=0), "original macs=0 must be a whole number above 0; fetch or forge the set again"),
+    (lambda m: m["original"].pop("macs"), "original macs=None must be a whole number above 0"),
+    (lambda m: m["original"].update(fingerprint=[]), "original fingerprint=.* must be a text, or null"),
+    (lambda m: m["proxies"][0].update(name=None), "proxy 0: name=None must be a text"),
+    (lambda m: m["proxies"][1].update(macs=10 ** 30), "proxy 1: macs=1000.* must be a whole number above 0"),
+    (lambda m: m["proxies"][1].update(resolution=True), "proxy 1: resolution=True must be a whole number"),
+    (lambda m: m["proxies"][1].update(facts=[1]), "proxy 1: facts=.1. must be an object, or null"),
 ])
 def test_a_manifest_that_lies(folder, change, message):
     change_manifest(folder, change)

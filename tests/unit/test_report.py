@@ -1,6 +1,7 @@
 """Collecting run records, the comparison table and the plot, on run folders written by the code that runs write them with."""
 
 import csv
+import json
 
 import pytest
 from PIL import Image
@@ -88,6 +89,13 @@ def test_unknown_values_are_named_so_and_never_zero(tmp_path):
     assert (tmp_path / "table.csv").read_text().splitlines()[1].endswith("ours,head,,1" + ",n/a" * 11)
 
 
+def test_a_table_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "table.csv", tmp_path / "file" / "deeper" / "table.csv"):
+        with pytest.raises(UserError, match="is no folder, and cannot become one; choose another name"):
+            write_csv([], place)
+
+
 def test_only_success_counts_and_the_rest_is_listed(three_methods):
     write_run(three_methods / "extra" / "a", "ours", seed=3, status="failed", accuracy=0.1)
     write_run(three_methods / "extra" / "b", "ours", seed=4, status="cancelled")
@@ -99,6 +107,25 @@ def test_only_success_counts_and_the_rest_is_listed(three_methods):
     text = render_text(build_rows(runs), runs)
     for name, reason in (("a", "failed"), ("b", "cancelled"), ("c", "running"), ("d", "unreadable")):
         assert f"* {three_methods / 'extra' / name}: {reason}" in text
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 10 ** 400, "many", True, [], {}])
+def test_a_number_that_cannot_be_is_not_known(tmp_path, value):
+    path = write_run(tmp_path / "ours", "ours") / "run.json"
+    record = json.loads(path.read_text())
+    record["results"].update(dict.fromkeys(["test_accuracy", "train_seconds", "peak_mib", "trainable_parameters", "energy_j"], value))
+    record["results"]["phases"] = {"frozen": value}
+    path.write_text(json.dumps(record))
+    runs = collect(tmp_path)
+    rows = build_rows(runs)
+    assert render_text(rows, runs).splitlines()[3].split() == ["ours", "1"] + ["n/a"] * 6
+    assert "| - | n/a |" in render_markdown(rows, runs, DOCUMENT_COLUMNS)
+
+
+def test_a_record_that_is_only_brackets_is_unreadable(tmp_path):
+    write_run(tmp_path / "ours", "ours")
+    (tmp_path / "ours" / "run.json").write_text("[" * 100000)
+    assert [run.status for run in collect(tmp_path)] == ["unreadable"]
 
 
 def test_nothing_finished_still_gives_a_table(tmp_path):

@@ -13,7 +13,7 @@ from piebridge.core.capture import capture
 from piebridge.core.errors import UserError
 from piebridge.forge.latency import original_level
 from piebridge.forge.profiling import judgement, not_worth, profile_set, render_latency
-from piebridge.forge.set_facts import LevelFacts, fastest, level_facts, points_of
+from piebridge.forge.set_facts import LevelFacts, check_facts, fastest, level_facts, points_of, read_facts
 from piebridge.forge.show_set import render_set
 from piebridge.forge.text_table import markdown_table, text_table
 
@@ -66,6 +66,37 @@ def test_levels_of_a_manifest(manifest):
     assert [level.error for level in level_facts(manifest)] == [0.0, 0.4, 0.25, 0.3]  # the last tap listed is the head's
     manifest["proxies"][2]["facts"] = {}
     assert level_facts(manifest)[3] == LevelFacts("160px", 160, "float", 204_000_000) and level_facts(manifest)[3].error is None
+
+
+@pytest.mark.parametrize("path, value, message", [
+    (("facts", "tap"), [], "facts tap=.* must be a text, or null"),
+    (("facts", "resolution"), -1, "facts resolution=-1 must be a whole number above 0, or null"),
+    (("proxies", 1, "facts", "width"), "narrow", "proxy 1: facts width='narrow' must be a number, or null"),
+    (("proxies", 0, "facts", "dropped"), 3, "proxy 0: facts dropped=3 must be a list of texts"),
+    (("proxies", 0, "facts", "alignment"), "good", "proxy 0: facts alignment='good' must be an object"),
+    (("proxies", 0, "facts", "alignment", "after"), [1], "alignment after=.* must be an object"),
+    (("proxies", 0, "facts", "alignment", "after", "pool"), None, "alignment after pool=None must be an object"),
+    (("proxies", 0, "facts", "alignment", "after", "pool", "cosine"), None, "after pool cosine=None must be a number"),
+    (("latency", "A board"), None, "latency A board=None must be an object"),
+    (("latency", "A board", "levels"), [], "latency A board levels=.* must be an object"),
+    (("latency", "A board", "device", "threads"), 0, "device threads=0 must be a whole number above 0"),
+    (("latency", "A board", "levels", "192px", "eager"), 7.5, "levels 192px eager=7.5 must be an object"),
+    (("latency", "A board", "levels", "192px", "eager", "forward_ms", "four"), {}, "forward_ms four='four' must be a batch size"),
+    (("latency", "A board", "levels", "192px", "eager", "forward_ms", "4", "median"), 0, "median=0 must be a number above 0"),
+    (("latency", "A board", "levels", "192px", "eager", "forward_ms", "4"), {}, "median=None must be a number above 0"),
+])
+def test_a_manifest_whose_facts_lie(manifest, tmp_path, path, value, message):
+    manifest = json.loads(json.dumps(manifest))
+    check_facts(tmp_path, manifest)
+    entry = manifest
+    for key in path[:-1]:
+        entry = entry[key]
+    entry[path[-1]] = value
+    manifest["proxies"] = [dict(each, file=f"proxy_{number:02d}.safetensors") for number, each in enumerate(manifest["proxies"], 1)]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=message) as caught:
+        read_facts(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / "manifest.json")) and len(str(caught.value).splitlines()) == 1
 
 
 def test_each_level_counts_on_its_fastest_backend():
