@@ -89,7 +89,7 @@ class Proxies:
             number = int(kind[len("level:"):])
             if number > len(self._offers):
                 raise UserError(f"router.kind={kind}: there are {len(self._offers)} proxies on offer "
-                                f"({', '.join(offer.name for offer in self._offers)})")
+                                f"({', '.join(offer.name for offer in self._offers)}); name one of them, 1 being the most faithful")
             return self._offers[number - 1:number] if number else []
         return self._offers if kind in BY_IMAGE or is_bounded(len(self.calibration), delta) else []
 

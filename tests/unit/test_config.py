@@ -170,7 +170,7 @@ def test_every_method_makes_a_configuration(method):
     (["cache.augment=noise", "cache.kind=pixels"], "cache.augment=noise changes cached features, and cache.kind=pixels keeps none"),
     (["cache.augment=mixup", "cache.augment_strength=1.5"], "the weight of the other sample in a mixup is at most 1"),
     (["cache.budget=much"], "cache.budget: 'much' is not a size; write for example 512MiB or 2GiB"),
-    (["router.kind=level:2", "proxies.levels=[]"], "names a proxy, and there are none; give proxies.levels or proxies.set"),
+    (["router.kind=level:2", "proxies.levels=[]"], "asks for a proxy, and there is none; give proxies.levels or proxies.set"),
     (["pet.kind=all"], "pet.kind=all trains the whole network, method ours a part of it; use method=FTAll"),
     (["step=elastic"], "step=elastic is a step of the whole network; use pet.kind=all, not head"),
     (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),

@@ -153,7 +153,7 @@ def test_resolutions_out_of_range_are_refused_before_any_work(small, photos, tmp
 
 
 def test_a_network_that_is_too_small_for_a_policy_is_refused_before_any_work(photos, tmp_path):
-    with pytest.raises(UserError, match="network tower: too small for a policy, .*; forge it with policy=false, and route by residual"):
+    with pytest.raises(UserError, match="network tower: too small for a policy, .*; forge it with policy=false, and route it by residual"):
         forge(network_of(Tower()), photos, tmp_path / "set", small_settings(policy=True, resolutions=("8",)))
     assert not list(tmp_path.iterdir())
 

@@ -331,7 +331,7 @@ def test_one_static_proxy_serves_all(data, proxy_set, tmp_path, spy):
 
 
 def test_a_proxy_that_is_not_there_is_not_replaced_by_another(data, proxy_set, tmp_path, spy):
-    with pytest.raises(UserError, match=r"router.kind=level:9: there are 3 proxies \(.*12px\); name one of them, 1 being"):
+    with pytest.raises(UserError, match=r"router.kind=level:9: there are 3 proxies on offer \(.*12px\); name one of them, 1 being"):
         run(data, proxy_set, tmp_path / "run", ablation("static_proxy"), router__kind="level:9")
 
 
