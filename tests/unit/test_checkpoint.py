@@ -60,11 +60,11 @@ def test_a_disk_that_fails_stops_the_training_thread(tmp_path):
     (tmp_path / "file").write_text("in the way")
     writer = CheckpointWriter(tmp_path / "file" / "checkpoint")
     writer.save({"x": torch.zeros(1)}, {}, lambda: pytest.fail("nothing was written"))
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="is no folder, and cannot become one"):
         writer.close()
 
     writer, end = CheckpointWriter(tmp_path / "file" / "checkpoint"), time.monotonic() + DEADLINE
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="is no folder, and cannot become one"):
         while time.monotonic() < end:  # the first save cannot know yet; one of the next does
             writer.save({"x": torch.zeros(1)}, {})
             time.sleep(0.001)

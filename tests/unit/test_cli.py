@@ -48,9 +48,9 @@ def test_the_module_and_the_command_are_the_same():
 
 
 @pytest.mark.parametrize("argv, message", [
-    (["trian"], "unknown verb 'trian' (did you mean 'train'?); the verbs are train, predict,"),
-    (["xyzzy"], "unknown verb 'xyzzy'; the verbs are train, predict,"),
-    ([], "name a verb: train, predict,"),
+    (["trian"], "unknown verb 'trian' (did you mean 'train'?); the verbs are train, plan, predict,"),
+    (["xyzzy"], "unknown verb 'xyzzy'; the verbs are train, plan, predict,"),
+    ([], "name a verb: train, plan, predict,"),
     (["train"], "the following arguments are required: RUN; see `piebridge train --help`"),
     (["train", "a", "--epochs", "3"], "unknown option --epochs; write settings as key=value, such as epochs=...; see `piebridge"),
     (["table", "--fast"], "unknown option --fast; see `piebridge table --help`"),
