@@ -6,6 +6,7 @@ measures nothing. A file that cannot be read is worth nothing and is replaced; a
 
 import logging
 
+from piebridge.core.errors import UserError
 from piebridge.core.files import read_json, sha256_of_json, user_cache_folder, write_json
 
 LOG = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def remember(key, value):
         entries[name] = {"key": key, "value": value}
         kept = dict(list(entries.items())[-MOST_ENTRIES:])
         write_json(path, {"format": FORMAT, "version": VERSION, "entries": kept})
-    except OSError as error:
+    except (OSError, UserError) as error:  # a folder that cannot be written, or a file in its place
         LOG.info("measurements are not kept for the next run: %s", error)
 
 
