@@ -5,6 +5,7 @@ and the folder is synced, so that neither a kill nor a power cut leaves a half-w
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -93,5 +94,31 @@ def sync(path):
     handle = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_folder(folder, unusable, in_use):
+    """Make a folder (Path) if it is not there, and refuse a second process on it. The lock is on the folder itself, so a killed process
+    leaves none behind; what one left half-written in it goes.
+
+    unusable: what the UserError says where it cannot be a folder, "{reason}" standing for the system's words; in_use: where another
+    process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(str(folder), os.O_RDONLY)
+    except OSError as error:
+        raise UserError(unusable.replace("{reason}", error.strerror)) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(in_use) from None
+        if os.fstat(handle).st_nlink == 0:  # whoever had the lock has just finished, and removed the folder
+            raise UserError(in_use)
+        remove_parts(folder)
+        yield
     finally:
         os.close(handle)

@@ -1,13 +1,12 @@
 """The run folder: what a run leaves behind, written atomically, by one process at a time."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 from pathlib import Path
 
 from piebridge.core.errors import UserError
-from piebridge.core.files import read_json, remove_parts, write_json, write_text
+from piebridge.core.files import locked_folder, read_json, remove_parts, write_json, write_text
 
 
 class RunFolder:
@@ -30,22 +29,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self):
-        """Refuse a second process on the same folder. The lock is on the folder itself, so a killed process leaves none behind."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(str(self.path), os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"output={self.path}: cannot be used as a run folder: {error.strerror}") from None
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"{self.path}: another process is training here; wait for it or choose output=DIR") from None
-            remove_parts(self.path)
+        """Refuse a second process on the same folder."""
+        with locked_folder(self.path, f"output={self.path}: cannot be used as a run folder: {{reason}}",
+                           f"{self.path}: another process is training here; wait for it or choose output=DIR"):
             remove_parts(self.checkpoint_folder)
             yield self
-        finally:
-            os.close(handle)
 
     def record(self):
         """run.json as a dict, or None where there is none that can be read."""
