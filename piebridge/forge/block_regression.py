@@ -9,7 +9,7 @@ import torch
 
 from piebridge.core.files import sha256_of_json
 from piebridge.core.optimizers import build_optimizer, learning_rate
-from piebridge.forge.checkpoints import restore_checkpoint, write_checkpoint
+from piebridge.forge.checkpoints import restore_checkpoint, restore_parameters, write_checkpoint
 from piebridge.forge.segments import BATCH, device_of, own_parameters, resampled, walk
 
 LOG = logging.getLogger(__name__)
@@ -60,9 +60,7 @@ def _restored(proxy, folder, job):
     if found is None:
         return []
     tensors, facts = found
-    with torch.no_grad():
-        for key, parameter in proxy.named_parameters():
-            parameter.copy_(tensors[key])
+    restore_parameters(proxy, tensors)
     LOG.info("%d blocks are done already", len(facts["report"]))
     return facts["report"]
 

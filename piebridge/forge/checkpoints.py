@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import torch
+
 from piebridge.core.checkpoint import STATE_FILE, read_checkpoint
 from piebridge.core.errors import UserError
 from piebridge.core.safetensors_file import write_safetensors
@@ -20,3 +22,10 @@ def restore_checkpoint(folder, job):
     if found is not None and found[1].get("job") != job:
         raise UserError(f"{Path(folder) / STATE_FILE}: is of other networks or settings; delete it, or give another folder")
     return found
+
+
+def restore_parameters(network, tensors, prefix=""):
+    """Put tensors, by their keys behind a prefix, into the parameters of a network."""
+    with torch.no_grad():
+        for key, parameter in network.named_parameters():
+            parameter.copy_(tensors[prefix + key])

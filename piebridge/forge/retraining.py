@@ -24,7 +24,7 @@ from piebridge.core.optimizers import build_optimizer, learning_rate
 from piebridge.core.progress_bar import progress_bar
 from piebridge.core.transforms import Transform
 from piebridge.forge.alignment import as_vectors, cosine_and_error, measure_alignment
-from piebridge.forge.checkpoints import restore_checkpoint, write_checkpoint
+from piebridge.forge.checkpoints import restore_checkpoint, restore_parameters, write_checkpoint
 from piebridge.forge.processes import is_first, local_device, mean_of_processes, process_group, shared_batches, world
 from piebridge.forge.segments import common_taps, device_of, own_parameters
 
@@ -176,9 +176,7 @@ def _restore(folder, job, proxy, optimizer):
     if found is None:
         return []
     tensors, facts = found
-    with torch.no_grad():
-        for key, parameter in proxy.named_parameters():
-            parameter.copy_(tensors[f"proxy/{key}"])
+    restore_parameters(proxy, tensors, "proxy/")
     optimizer.restore({key[len("optimizer/"):]: tensor for key, tensor in tensors.items() if key.startswith("optimizer/")})
     return facts["losses"]
 
