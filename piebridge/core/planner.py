@@ -96,7 +96,7 @@ class Planner:
         if kind == "features":
             return {"decoding": self._seconds(views, costs.decode[size]), "frozen": self._seconds(views, costs.frozen[name]),
                     "training": self._seconds(config.epochs, costs.cached)}
-        closing = config.router.closing if level else 0
+        closing = min(config.router.closing, config.epochs) if level else 0
         early = config.epochs - closing
         run = self._share_that_runs()
         decoded = 1 if kind == "pixels" else early * run

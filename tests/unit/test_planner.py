@@ -96,6 +96,12 @@ def test_closing_epochs_and_pruned_ones_count(whole):
     assert found["proxies"].seconds == pytest.approx(10 * run * (1.0 + 2.0 + 0.3) + 2 * (2.0 + 4.0 + 0.5) + 0.7 + 0.12 + 0.3)
 
 
+def test_there_are_no_more_closing_epochs_than_epochs(whole):
+    config = config_of(**{"router.kind": "level:1", "router.closing": 99, "loader.augment": "crop_flip"})
+    found = predictions(config, whole, (SMALL,))
+    assert found["proxies"].seconds == pytest.approx(found["plain"].seconds + 0.3)
+
+
 def test_streams_keep_nothing(head):
     found = predictions(config_of(**{"stream.samples": 100, "loader.augment": "crop_flip"}), head)
     assert {found[name].why_not for name in ("pixels", "features", "proxy features", "views", "hybrid")} == {"samples come once"}
