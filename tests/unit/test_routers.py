@@ -1,11 +1,14 @@
 """Importance routing: the paper's one-way rule, levels that go down again, lots at equal cost."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from piebridge.core.router import ClosingRouter, DataAwareRouter, RandomRouter
+from piebridge.core.trained_levels import TrainedLevels
 
 
 def losses(*values):
@@ -97,3 +100,13 @@ def test_the_last_epochs_go_through_the_original_also_after_a_resumption():
         each.end_epoch()
         assert each.levels.tolist() == [0, 0, 0]
     assert ClosingRouter(DataAwareRouter(np.array([1]), cheapest=1), epochs=1, closing=5).levels.tolist() == [0]
+
+
+@pytest.mark.parametrize("closing, at_original", [(3, 25), (12, 100), (99, 100)])
+def test_lots_give_the_original_what_closing_epochs_would(closing, at_original):
+    """3 of 12 epochs: a quarter of 100 samples, the others at one of two proxies."""
+    config = SimpleNamespace(seed=0, epochs=12, router=SimpleNamespace(closing=closing))
+    levels = TrainedLevels(SimpleNamespace(work=None, config=config, count=100))._by_lot(2)
+    assert (levels == 0).sum() == at_original and set(levels) <= {0, 1, 2}
+    config.router.closing = 0
+    assert set(TrainedLevels(SimpleNamespace(work=None, config=config, count=100))._by_lot(2)) == {0, 1, 2}
