@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 from forge_examples import Tower, network_of, random_tensors
+from torch import nn
 
 from piebridge.core.capture import capture
 from piebridge.core.descriptions import read_description
@@ -83,3 +84,14 @@ def tuned(network, given, name, steps=3):
         images, labels = examples(name, seed=10 + number)
         step(tuning.frozen().features(images).detach(), labels, OpenGate(), 0.0)
     return tuning.eval()
+
+
+class Glance(nn.Module):
+    """A policy: one layer on the image's mean colours."""
+
+    def __init__(self, levels):
+        super().__init__()
+        self.pool, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(3, levels)
+
+    def forward(self, x):
+        return self.out(torch.flatten(self.pool(x), 1))

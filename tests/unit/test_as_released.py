@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from forge_examples import Tower, images, module_of, network_of, noisy
+from pet_examples import Glance
 from torch import nn
 
 from piebridge.core.as_released import CountedValidation, FreshAdamStep, NoisyPolicy, counted_images, released_batches
@@ -28,17 +29,6 @@ RATE = {"head": 0.5, "adapter": 0.05}
 SETTINGS = dict(kind="sgd", momentum=0.0, weight_decay=0.0, schedule="constant", label_smoothing=0.0)
 
 
-class Glance(nn.Module):
-    """A policy: one layer on the image's mean colours."""
-
-    def __init__(self):
-        super().__init__()
-        self.pool, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(3, LEVELS)
-
-    def forward(self, x):
-        return self.out(torch.flatten(self.pool(x), 1))
-
-
 @pytest.fixture(scope="module")
 def world():
     """An original and two proxies with the plain modules that they stand for, images, labels and a policy; all in float64."""
@@ -47,7 +37,7 @@ def world():
     modules = [module_of(network, Tower()) for network in networks]
     for module in modules:
         module.head = nn.Identity()
-    description = capture(Glance(), "glance", [3, 16, 16], [0.5] * 3, [0.5] * 3).description
+    description = capture(Glance(LEVELS), "glance", [3, 16, 16], [0.5] * 3, [0.5] * 3).description
     generator = torch.Generator().manual_seed(3)
     tensors = {key: torch.randn(shape, generator=generator, dtype=torch.float64) for key, shape in expected_shapes(description).items()}
     policy = GraphNetwork(description, tensors)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from forge_examples import Tower, images, network_of, noisy
-from torch import nn
+from pet_examples import Glance
 
 from piebridge import training
 from piebridge.core import backends, loop
@@ -35,17 +35,6 @@ OURS = "efficientnet_lite0/Openclipart/ours"
 LEVELS = 4
 
 
-class Glance(nn.Module):
-    """A policy: one layer on the image's mean colours."""
-
-    def __init__(self):
-        super().__init__()
-        self.pool, self.out = nn.AdaptiveAvgPool2d(1), nn.Linear(3, LEVELS)
-
-    def forward(self, x):
-        return self.out(torch.flatten(self.pool(x), 1))
-
-
 @pytest.fixture(scope="module")
 def proxy_set(tmp_path_factory):
     """An original and three proxies, the first with a bridge map, the last at a lower resolution; a policy that uses them all."""
@@ -55,7 +44,7 @@ def proxy_set(tmp_path_factory):
     bridge, _ = fit_bridge_map(blurred.features(seen).detach().numpy(), original.features(seen).detach().numpy())
     proxies = [Proxy("blurred", blurred, 16, bridge=bridge.of_rank(4)), Proxy("worse", worse, 16),
                Proxy("12px", original.without_blocks([]), 12)]
-    description = capture(Glance(), "glance", [3, 16, 16], [0.5] * 3, [0.5] * 3).description
+    description = capture(Glance(LEVELS), "glance", [3, 16, 16], [0.5] * 3, [0.5] * 3).description
     generator = torch.Generator().manual_seed(4)
     policy = GraphNetwork(description, {key: 30 * torch.randn(shape, generator=generator) * (len(shape) > 1)
                                         for key, shape in expected_shapes(description).items()})
