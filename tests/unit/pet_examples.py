@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-from forge_examples import Tower, network_of, random_tensors
+from forge_examples import SIZE, Tower, images, network_of, random_tensors
 from torch import nn
 
 from piebridge.core.capture import capture
@@ -95,3 +95,16 @@ class Glance(nn.Module):
 
     def forward(self, x):
         return self.out(torch.flatten(self.pool(x), 1))
+
+
+def batch(number):
+    """(images, labels) of a small tower."""
+    return images(6, SIZE, seed=number), torch.randint(0, 5, (6,), generator=torch.Generator().manual_seed(number))
+
+
+def run(step, first, last, epoch=3):
+    """Batches first..last, an epoch every `epoch` of them."""
+    for number in range(first, last):
+        step(*batch(number), OpenGate(), number / 12)
+        if (number + 1) % epoch == 0:
+            step.end_epoch((number + 1) / 12)

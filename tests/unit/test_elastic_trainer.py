@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from forge_examples import SIZE, Tower, images, module_of, network_of
+from forge_examples import Tower, images, module_of, network_of
+from pet_examples import batch, run
 
 from piebridge.core import elastic_trainer, tensor_timing
 from piebridge.core.backends import device_profile
@@ -35,18 +36,6 @@ def optimizer(**changes):
 
 def step_of(rho=0.4, every=1, **changes):
     return ElasticStep(Tuning(network_of(Tower()), PET), optimizer(**changes), SimpleNamespace(rho=rho, every=every))
-
-
-def batch(number):
-    return images(6, SIZE, seed=number), torch.randint(0, 5, (6,), generator=torch.Generator().manual_seed(number))
-
-
-def run(step, first, last, epoch=3):
-    """Batches first..last, an epoch every `epoch` of them."""
-    for number in range(first, last):
-        step(*batch(number), OpenGate(), number / 12)
-        if (number + 1) % epoch == 0:
-            step.end_epoch((number + 1) / 12)
 
 
 @pytest.fixture

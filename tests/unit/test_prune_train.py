@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from forge_examples import SIZE, Tower, images, module_of, network_of
+from forge_examples import Tower, images, module_of, network_of
+from pet_examples import batch, run
 
 from piebridge.core.gate import OpenGate
 from piebridge.core.network_file import load_network_file, save_network
@@ -25,18 +26,6 @@ def optimizer(**changes):
 def step_of(strength=1e-4, threshold=1e-4, every=1, **changes):
     prune_train = SimpleNamespace(strength=strength, threshold=threshold, every=every)
     return PruneTrainStep(Tuning(network_of(Tower()), PET), optimizer(**changes), PET, prune_train)
-
-
-def batch(number):
-    return images(6, SIZE, seed=number), torch.randint(0, 5, (6,), generator=torch.Generator().manual_seed(number))
-
-
-def run(step, first, last, epoch=3):
-    """Batches first..last, an epoch every `epoch` of them."""
-    for number in range(first, last):
-        step(*batch(number), OpenGate(), number / 12)
-        if (number + 1) % epoch == 0:
-            step.end_epoch((number + 1) / 12)
 
 
 def empty(step, block="blocks.1", channels=range(5)):
