@@ -137,15 +137,17 @@ class FrozenPart:
                 level.loader = self.rows.pixel_loader(level.loader)
         self.rows.report()
         source = LevelSource(levels, list(range(self.count)), work.view_seed, work.device, work.clock, self.loading)
-        if len(levels) == 1:
-            return source, FixedRouter(routing)
-        cheapest, settings = len(levels) - 1, self.config.router
+        return source, FixedRouter(routing) if len(levels) == 1 else self._router(routing, len(levels) - 1)
+
+    def _router(self, routing, cheapest):
+        """Moves the samples' first levels `routing`, up to the level `cheapest`."""
+        settings = self.config.router
         if settings.kind in BY_LOT:
             router = RandomRouter(routing, cheapest, settings.lowers, self.config.seed)
         else:
             router = DataAwareRouter(routing, cheapest, settings.lowers)
         is_spent = settings.kind == "random" and not self.is_at_head  # on the original all along, by TrainedLevels
-        return source, ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing and not is_spent else router
+        return ClosingRouter(router, self.config.epochs, settings.closing) if settings.closing and not is_spent else router
 
     def _cached_source(self, levels, routing, caches):
         """caches: (FeatureCache, samples that it serves) of the first view. Each sample's level serves its other views too."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from piebridge.core.preparation import FrozenPart
 from piebridge.core.router import ClosingRouter, DataAwareRouter, RandomRouter
 from piebridge.core.trained_levels import TrainedLevels
 
@@ -110,3 +111,18 @@ def test_lots_give_the_original_what_closing_epochs_would(closing, at_original):
     assert (levels == 0).sum() == at_original and set(levels) <= {0, 1, 2}
     config.router.closing = 0
     assert set(TrainedLevels(SimpleNamespace(work=None, config=config, count=100))._by_lot(2)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind, is_at_head, last_levels", [
+    ("level:1", False, {0}), ("level:1", True, {0}), ("importance", True, {0}), ("shuffled", False, {0}), ("random", True, {0}),
+    ("random", False, {1})])
+def test_closing_epochs_reach_the_loop(kind, is_at_head, last_levels):
+    """Through every router but lots for a deeper trained part, which have spent them already."""
+    part = FrozenPart.__new__(FrozenPart)  # without a network
+    part.is_at_head = is_at_head
+    part.config = SimpleNamespace(seed=0, epochs=3, router=SimpleNamespace(kind=kind, lowers=False, closing=1))
+    router = part._router(np.ones(8, dtype=np.int64), 1)
+    for _ in range(2):
+        assert set(router.levels.tolist()) == {1}
+        router.end_epoch()
+    assert set(router.levels.tolist()) == last_levels
