@@ -1,0 +1,90 @@
+"""What the engine takes from inside PyTorch, looked up in one place: none of it is public, all of it may move."""
+
+import contextlib
+import re
+
+import torch
+
+from piebridge.core.errors import UserError
+
+OLDEST = (2, 6)
+
+
+def _unsupported(reason):
+    oldest = ".".join(map(str, OLDEST))
+    return UserError(f"engine: needs PyTorch {oldest} or newer, and this is {torch.__version__} ({reason}); pip install -U torch, or use step=eager")
+
+
+def check_version():
+    """UserError where this PyTorch is older than what the engine was written for."""
+    found = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if found < OLDEST:
+        raise _unsupported("older")
+
+
+def make_fx():
+    """The tracer of functions into ATen graphs: `make_fx(function, decomposition_table, tracing_mode)(*examples)` gives a GraphModule."""
+    check_version()
+    try:
+        from torch.fx.experimental.proxy_tensor import make_fx as found
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    return found
+
+
+def core_decompositions():
+    """{operator: function} of PyTorch's own lowering to its core operators."""
+    check_version()
+    try:
+        from torch._decomp import core_aten_decompositions
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    return dict(core_aten_decompositions())
+
+
+def decompositions_of(operators):
+    """{operator: function} of registered lowerings for these operators, whether or not they belong to the core table."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions(operators))
+
+
+def batch_norm_decompositions():
+    """Of batch norm in train mode: exported as it is, its gradients come out wrong elsewhere."""
+    operators = aten()
+    names = ("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+             "_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_with_update_functional",
+             "batch_norm_backward")
+    return decompositions_of([getattr(operators, name) for name in names if hasattr(operators, name)])
+
+
+def functionalised(function):
+    """The same function without in-place operators."""
+    from torch.func import functionalize
+
+    return functionalize(function, remove="mutations")
+
+
+def fake_mode():
+    """A mode in which tensors have shapes, types and strides but no memory."""
+    check_version()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def exact_attention():
+    """A context in which attention is traced in its plain form.
+
+    The CPU flash kernel's registered lowering gives gradients that are 25 to 58 times off.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    return stack
+
+
+def aten():
+    """The ATen operators, `aten().relu.default` and so on."""
+    return torch.ops.aten
