@@ -47,10 +47,6 @@ class Layer:
     is_head: bool = False
 
     @property
-    def input_channels(self):
-        return self.shape[1 - self.output_dim] * self.groups
-
-    @property
     def output_dim(self):
         """The weight's dimension of output channels: 1 where it is stored [in, out]."""
         return 1 if self.cut == 0 and self.groups == 1 else 0

@@ -129,7 +129,7 @@ class LayerRecorder(TorchFunctionMode):
         holder, _, name = key.rpartition(".")
         for ending in ("weight", "bias"):
             if name == ending:
-                return holder
+                return holder or key
             if name.endswith("_" + ending):
                 return f"{holder}.{name[:-len(ending) - 1]}".lstrip(".")
         return key

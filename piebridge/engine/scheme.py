@@ -78,7 +78,7 @@ class Scheme:
         if not parts:
             raise UserError(f"scheme {self.name or 'given'}: trains nothing of this network; name layers under bias, weights, "
                             "norm, heads or parameters")
-        return {key: parts[key] for key in parameters if key in parts}
+        return {key: _beside(parameters[key], parts[key]) for key in parameters if key in parts}
 
     def _whole(self, layers, parameters):
         """Keys of biases, norms and further parameters."""
@@ -122,7 +122,7 @@ class Scheme:
             importance = importance_of(self.channels, layer.weight, weight, scores)
             places = torch.arange(count) if importance is None else chosen(count, unit_scores(importance, layer.cut, units))
             index = channels_of_units(places, channels // units)
-        return Part() if len(index) == channels else Part(layer.cut, index.to(weight.device))
+        return Part() if len(index) == channels else Part(layer.cut, index)
 
     def _heads(self, layers, parameters, scores):
         attentions, ratios = {}, {}
@@ -145,6 +145,11 @@ class Scheme:
                 raise UserError(f"scheme: heads: {tied[0]}: its weight is used in more than one place; name it whole under weights")
             parts.update(head_parts(found, ratios[number], importances))
         return parts
+
+
+def _beside(parameter, part):
+    """The part with its index on the parameter's device."""
+    return part if part.is_whole else Part(part.dim, part.index.to(parameter.device))
 
 
 def _weighted(name, layers):

@@ -13,7 +13,12 @@ LARGEST = 1000000  # bytes
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, of which YAML itself would drop the first."""
+    """SafeLoader that refuses a key given twice, of which YAML itself would drop the first, and aliases, which blow files up."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not used in schemes", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
         seen = set()

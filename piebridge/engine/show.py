@@ -48,7 +48,8 @@ def render_scheme(module, scheme, example, scores=None):
     numbers, total = sum(_count(parameters[key], part) for key, part in parts.items()), sum(each.numel() for each in parameters.values())
     kept = sum(row.kept_bytes for row in rows)
     batch = rows[0].layer.input_shape[0] if rows and rows[0].layer.input_shape else 1
-    lines = [f"{type(module).__name__}, scheme {scheme.name or 'given'}: trains {numbers} of {total} numbers "
+    name = getattr(module, "description", {}).get("name") or type(module).__name__
+    lines = [f"{name}, scheme {scheme.name or 'given'}: trains {numbers} of {total} numbers "
              f"({_percent(numbers, total)}), in {len(rows)} of {len(layers)} layers; channels: {scheme.channels}",
              _backward_line(layers, rows),
              f"kept for the gradients of weights: {_mib(kept)} of inputs at batch {batch} (biases: none; in part: their share)", ""]

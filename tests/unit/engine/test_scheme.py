@@ -81,6 +81,7 @@ def test_a_scheme_is_read_from_a_file_a_name_and_a_mapping(tmp_path):
     ("channels: magnitud\n", "channels: 'magnitud' is unknown (did you mean 'magnitude'?); known: first, magnitude, magnitude_l1, fisher"),
     ("name: [a]", "is no text"),
     ("bias: [", "not valid YAML"),
+    ("bias: &a [head]\nnorm: *a", "scheme:2: not valid YAML: aliases are not used in schemes"),
     ("mobilnet_v2", "mobilnet_v2: no such scheme (did you mean 'mobilenet_v2'?); give a YAML file, or one of: bert, bias_only"),
     ("/no/such/file.yaml", "/no/such/file.yaml: no such scheme"),
 ])

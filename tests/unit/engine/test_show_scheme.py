@@ -23,10 +23,10 @@ def test_the_table_says_what_is_trained_and_kept():
     total = sum(parameter.numel() for parameter in module.parameters())
     assert lines[0] == f"Tower, scheme half: trains 141 of {total} numbers ({100 * 141 / total:.3g} %), in 3 of 21 layers; channels: first"
     assert lines[1] == "backward: down to blocks.1.expand, through 7 of 11 convolutions and linear layers; nothing below it"
-    assert lines[2].startswith("kept for the gradients of weights: 0.012 MiB of inputs at batch 2")
+    assert lines[2].startswith("kept for the gradients of weights: 0.010 MiB of inputs at batch 2")
     assert lines[4].split() == ["layer", "kind", "block", "output", "trained", "numbers", "share", "kept"] and len(lines) == 8
     assert lines[5].split() == ["blocks.1.expand", "1x1", "blocks.1", "2x16x8x8", "weight", "(4", "of", "8", "input", "channels)", "64",
-                                "50", "%", "0.004", "MiB"]
+                                "50", "%", "0.002", "MiB"]
 
 
 def test_biases_keep_nothing():
