@@ -50,7 +50,7 @@ def test_a_schemes_text_is_what_was_read():
     assert Scheme.read(scheme) is scheme
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES.filter(lambda text: text != "none"), max_size=3), st.dictionaries(NAMES, AMOUNTS, max_size=3))
 def test_any_scheme_round_trips(names, table):
     scheme = Scheme(name="a", bias=tuple(names), weights=tuple(table.items()), channels="fisher")
