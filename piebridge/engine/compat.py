@@ -73,6 +73,11 @@ def fake_mode():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def storage_key(tensor):
+    """What tells one storage from another, real or fake: tensors with equal keys share memory, as long as one of them lives."""
+    return tensor.untyped_storage()._cdata
+
+
 def exact_attention():
     """A context in which attention is traced in its plain form.
 
@@ -88,3 +93,22 @@ def exact_attention():
 def aten():
     """The ATen operators, `aten().relu.default` and so on."""
     return torch.ops.aten
+
+
+def callable_of(operator):
+    """What calling an operator calls in the end, without the Python method on the way, which costs as much as a small operator."""
+    return getattr(operator, "_op", operator)
+
+
+def into(operator):
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none."""
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
+        return None
+    packet, name = operator.overloadpacket, operator._overloadname
+    for candidate in ("out", f"{name}_out"):
+        if candidate in packet.overloads():
+            found = getattr(packet, candidate)
+            given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
+                return found
+    return None
