@@ -12,6 +12,7 @@ from piebridge.engine.passes import (
     dead_code,
     fold_batch_norm,
     fold_constants,
+    join_selected,
     plain_softmax,
     simplify,
     sparse_channels,
@@ -31,6 +32,7 @@ def _of_graph(run):
 PASSES = {
     "simplify": _of_graph(simplify.run),
     "plain_softmax": plain_softmax.run,
+    "join_selected": join_selected.run,
     "split_convolution_backward": _of_graph(split_convolution_backward.run),
     "fold_batch_norm": fold_batch_norm.run,
     "fold_constants": fold_constants.run,

@@ -80,6 +80,8 @@ def _per_channel(node, value, constants):
 
 
 def _is_per_channel(operand, value):
+    if len(edit.shape(value)) < 3:
+        return False
     wanted = [1] * len(edit.shape(value))
     wanted[1] = edit.shape(value)[1]
     return [1] * (len(wanted) - len(edit.shape(operand))) + list(edit.shape(operand)) == wanted and edit.dtype(operand) == edit.dtype(value)

@@ -65,8 +65,8 @@ def run(step, tensors):
     results, known = set(step.results), {}
     number = sum(value.name.startswith("folded/") for value in step.inputs)
     points = _points(step, constants, results)
-    for node in points:
-        tensor = constants.value(node).detach()
+    values = {node: constants.value(node).detach() for node in points}
+    for node, tensor in values.items():
         equal = next((folded for folded, other in known.items() if _is_same(tensor, other)), None)
         if equal is None:
             value = Value(FROZEN, f"folded/{number}", tuple(tensor.shape), tensor.dtype)

@@ -46,10 +46,10 @@ def images(size=8, count=2):
     return torch.randn(count, 3, size, size, dtype=torch.float64), torch.arange(count) % 3
 
 
-def network(kind, *arguments):
+def network(kind, *arguments, **options):
     """In float64, with batch norm statistics that are not the initial ones."""
     torch.manual_seed(0)
-    module = kind(*arguments).double()
+    module = kind(*arguments, **options).double()
     for each in module.modules():
         if isinstance(each, nn.BatchNorm2d):
             for tensor in (each.weight.data, each.bias.data, each.running_mean, each.running_var):

@@ -9,8 +9,8 @@ from piebridge.engine.step_graph import Part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPES = {"pointwise": (nn.Conv2d, (6, 1), {}), "pointwise strided": (nn.Conv2d, (6, 1, 2), {}),
-          "pointwise padded": (nn.Conv2d, (6, 1, 1, 1), {}), "general": (nn.Conv2d, (6, 3, 1, 1), {}), "strided": (nn.Conv2d, (6, 3, 2, 1), {}),
-          "dilated": (nn.Conv2d, (6, 3, 1, 2, 2), {}),
+          "pointwise padded": (nn.Conv2d, (6, 1, 1, 1), {}), "general": (nn.Conv2d, (6, 3, 1, 1), {}),
+          "strided": (nn.Conv2d, (6, 3, 2, 1), {}), "dilated": (nn.Conv2d, (6, 3, 1, 2, 2), {}),
           "even kernel": (nn.Conv2d, (6, 2, 3), {}), "uneven": (nn.Conv2d, (6, (3, 1), (1, 2), (0, 1)), {}),
           "depthwise": (nn.Conv2d, (4, 3, 1, 1), {"groups": 4}), "depthwise strided": (nn.Conv2d, (4, 5, 2, 2), {"groups": 4}),
           "depthwise dilated": (nn.Conv2d, (4, 3, 1, 2, 2), {"groups": 4}), "depthwise wide": (nn.Conv2d, (8, 3, 1, 1), {"groups": 4}),

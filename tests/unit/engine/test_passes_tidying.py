@@ -1,4 +1,4 @@
-"""Simplification, common subexpressions, dead code and the guard of attention's softmax."""
+"""Simplification, common subexpressions, dead code, and what attention's traces have too much."""
 
 import pytest
 import torch
@@ -34,7 +34,8 @@ def test_what_does_nothing_is_gone():
     assert run_passes(step, tensors, off=only("simplify"))["simplify"] > 8
     same(run(step, module, tensors, batch), before)
     assert len(step.graph.nodes) < nodes - 8
-    assert not calls(step, ATEN.clone.default, ATEN.full_like.default, ATEN.unsqueeze.default)
+    assert not calls(step, ATEN.clone.default, ATEN.full_like.default)
+    assert not [node for node in calls(step, ATEN.unsqueeze.default) if 48 in node.meta["val"].shape]
     (view,) = step.node_of(BATCH, "inputs").users
     assert view.target is ATEN.view.default and list(view.args[1]) == [2, 48]
 
@@ -132,7 +133,8 @@ def test_attention_without_a_mask_needs_no_guard():
     before = run(step, module, tensors, TOKENS)
     assert calls(step, ATEN.any.dim)
     assert run_passes(step, tensors, off=only("plain_softmax"))["plain_softmax"] == 1
-    assert not calls(step, ATEN.any.dim, ATEN.eq.Scalar, ATEN.logical_not.default)
+    assert not calls(step, ATEN.any.dim, ATEN.logical_not.default)
+    assert all(node.args[1] != -torch.inf for node in calls(step, ATEN.eq.Scalar))
     same(run(step, module, tensors, TOKENS), before)
 
 
@@ -164,3 +166,43 @@ def test_the_guard_stays_when_off():
     step, tensors = step_of(network(Encoder), {"layer.linear1.weight": Part()}, TOKENS)
     run_passes(step, tensors, off=["plain_softmax"])
     assert calls(step, ATEN.any.dim)
+
+
+def test_gradients_of_queries_keys_and_values_are_joined():
+    module = network(Encoder)
+    step, tensors = step_of(module, {"layer.self_attn.in_proj_weight": Part()}, TOKENS)
+    before = run(step, module, tensors, TOKENS)
+    wide = [node for node in calls(step, ATEN.where.self) if tuple(node.meta["val"].shape) == (3, 5, 2, 8)]
+    assert len(wide) == 3
+    assert run_passes(step, tensors, off=only("simplify", "join_selected"))["join_selected"] == 1
+    assert not [node for node in calls(step, ATEN.where.self) if tuple(node.meta["val"].shape) == (3, 5, 2, 8)]
+    (joined,) = calls(step, ATEN.cat.default)
+    assert [tuple(part.meta["val"].shape) for part in joined.args[0]] == [(1, 5, 2, 8)] * 3
+    same(run(step, module, tensors, TOKENS), before)
+
+
+class Selected(nn.Module):
+    """Two of three parts are used, or one of them twice."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.places, self.layer, self.head = (first, second), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, inputs):
+        parts = self.layer(inputs).unflatten(-1, (3, 8))
+        return self.head(torch.tanh(sum(parts[..., place, :] * (place + 2) for place in self.places)).mean(1))
+
+
+@pytest.mark.parametrize("places", [(0, 2), (1, 1)])
+def test_what_does_not_cover_the_tensor_is_left(places):
+    module = network(Selected, *places)
+    step, tensors = step_of(module, {"layer.weight": Part()}, TOKENS)
+    before = run(step, module, tensors, TOKENS)
+    assert run_passes(step, tensors)["join_selected"] == 0
+    same(run(step, module, tensors, TOKENS), before)
+
+
+def test_join_selected_off():
+    step, tensors = step_of(network(Encoder), {"layer.self_attn.in_proj_weight": Part()}, TOKENS)
+    run_passes(step, tensors, off=["join_selected"])
+    assert not calls(step, ATEN.cat.default)
