@@ -10,8 +10,23 @@ from torch import nn
 from piebridge.core.errors import UserError
 from piebridge.engine import compat
 from piebridge.engine.propagate import propagate
-from piebridge.engine.step_graph import (BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, LOSSES, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS,
-                                         Part, StepGraph, Value)
+from piebridge.engine.step_graph import (
+    BATCH,
+    BUFFER,
+    COUNT,
+    DRAW,
+    FROZEN,
+    INDEX,
+    LOSSES,
+    OUTPUTS,
+    RATE,
+    STATE,
+    TRAINED,
+    WEIGHTS,
+    Part,
+    StepGraph,
+    Value,
+)
 
 LOG = logging.getLogger(__name__)
 NOT_DECOMPOSED = ("convolution",)  # has a pass of its own, see passes/
