@@ -12,6 +12,7 @@ from torch import fx
 
 from piebridge.core.errors import UserError
 from piebridge.engine import compat
+from piebridge.engine.lifetime import release_after, tensors_of
 from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, LOSSES, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS
 
 LIVE = (TRAINED, FROZEN, BUFFER, INDEX, STATE)  # what stays between steps
@@ -26,18 +27,20 @@ class Interpreter:
     UserError where a tensor is missing or has another shape or type, and where a graph does not go with channels last.
     """
 
+    draws_late = True  # takes functions for draws
+
     def __init__(self, step, tensors, is_channels_last=False):
         self._is_channels_last = is_channels_last
         if is_channels_last:
             _put_channels_last(step, tensors)
-        builder = _Builder(step, tensors, is_channels_last)
+        builder = _Builder(step, tensors, self._laid_out if is_channels_last else None)
         self._instructions, self._registers, self._results = builder.build()
         self._given = step.inputs_of(*GIVEN)
         self._scalars = {place: torch.zeros((), dtype=value.dtype, device=builder.device) for place, value in step.inputs_of(RATE, COUNT)}
 
     def run(self, batch, weights, rate, count, draws=()):
-        """batch: tensors in the order of the step's BATCH inputs. weights: float [B]. rate, count: numbers. draws: as the DRAW inputs.
-
+        """batch: tensors in the order of the step's BATCH inputs. weights: float [B]. rate, count: numbers. draws: in the
+        order of the DRAW inputs, each a tensor or a function that makes it, called when it is first needed.
         Returns (losses [B], outputs). The outputs are made in inference mode: clone them before autograd gets them.
         """
         losses, outputs = self.results(batch, weights, rate, count, draws)
@@ -51,7 +54,7 @@ class Interpreter:
             for place, value in self._given:
                 each = next(given[value.role])
                 registers[place] = self._scalars[place].fill_(each) if place in self._scalars else self._laid_out(each)
-            del batch, draws, given, each
+            del batch, draws, given, each  # or they would stay until the end
             for call, arguments, place, free in self._instructions:
                 registers[place] = call(*arguments(registers))
                 for register in free:
@@ -59,7 +62,8 @@ class Interpreter:
             return [registers[place] for place in self._results]
 
     def _laid_out(self, tensor):
-        return tensor.contiguous(memory_format=torch.channels_last) if self._is_channels_last and tensor.dim() == 4 else tensor
+        has_channels = self._is_channels_last and isinstance(tensor, torch.Tensor) and tensor.dim() == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if has_channels else tensor
 
 
 def _put_channels_last(step, tensors):
@@ -72,28 +76,12 @@ def _put_channels_last(step, tensors):
             tensors[key] = tensor.contiguous(memory_format=torch.channels_last)
 
 
-def last_uses(step, until=()):
-    """{node: the node after which it is not needed}; a value that nobody uses goes at once, and being put out is no use.
-
-    until: {node: node} of uses beside the graph's own.
-    """
-    last = {}
-    for node in step.graph.nodes:
-        if node.op != "output":
-            last.update(dict.fromkeys([node, *node.all_input_nodes], node))
-    position = {node: number for number, node in enumerate(step.graph.nodes)}
-    for node, later in dict(until).items():
-        last[node] = max(last[node], later, key=position.__getitem__)
-    return last
-
-
 class _Builder:
     """The list of instructions. Registers: one per placeholder in their order, then the graph's other nodes and literals."""
 
-    def __init__(self, step, tensors, is_channels_last):
-        self._step, self._tensors, self._is_channels_last = step, tensors, is_channels_last
+    def __init__(self, step, tensors, laid_out):
+        self._step, self._tensors, self._laid_out = step, tensors, laid_out
         self._nodes = list(step.graph.nodes)
-        self._position = {node: number for number, node in enumerate(self._nodes)}
         self._places, self._registers, self._instructions = {}, [], []
         self.device = next((tensor.device for tensor in tensors.values()), None)
 
@@ -101,28 +89,29 @@ class _Builder:
         """(instructions, registers as they are at the beginning, places of what is put out)."""
         for node, value in zip(self._step.placeholders, self._step.inputs):
             self._places[node] = self._literal(self._live(value) if value.role in LIVE else None)
-        placeholders = self._step.placeholders
-        results = [node for node, value in zip(self._step.results, self._step.outputs) if value.role in (LOSSES, OUTPUTS)]
-        lasting = set(results).union(placeholders[position] for position, _ in self._step.inputs_of(*LIVE))
         self._sink = self._literal(None)
-        writes, direct = self._plan_writes()
-        until = {value: after for after, values in writes.items() for value, _ in values}
-        free = {}
-        for node, last in last_uses(self._step, until).items():
-            if node not in lasting and node.op != "get_attr":
-                free.setdefault(last, []).append(node)
+        releases, writes, direct = self._schedule()
+        draws = {self._step.placeholders[position] for position, _ in self._step.inputs_of(DRAW)}
         for node in self._nodes:
             if node.op == "get_attr":
                 self._places[node] = self._literal(getattr(self._step.graph_module, node.target))
             elif node.op == "call_function":
+                for draw in draws.intersection(node.all_input_nodes):
+                    draws.remove(draw)
+                    self._instructions.append((self._drawn, _picker([self._places[draw]]), self._places[draw], ()))
                 self._call(node, direct.get(node))
-            for value, target in writes.get(node, ()):
-                self._write(value, target)
-            if self._instructions:
-                call, arguments, place, already = self._instructions[-1]
-                done = tuple(self._places[each] for each in free.get(node, ()))
-                self._instructions[-1] = call, arguments, place, already + done
+            for number in writes.get(node, ()):
+                self._write(self._step.results[number], self._step.outputs[number])
+            if node in releases:
+                call, arguments, place, _ = self._instructions[-1]
+                self._instructions[-1] = call, arguments, place, tuple(self._places[each] for each in releases[node])
+        results = [node for node, value in zip(self._step.results, self._step.outputs) if value.role in (LOSSES, OUTPUTS)]
         return self._instructions, self._registers, [self._places[node] for node in results]
+
+    def _drawn(self, draw):
+        if callable(draw):
+            draw = draw()
+        return draw if self._laid_out is None else self._laid_out(draw)
 
     def _literal(self, value):
         self._registers.append(value)
@@ -137,34 +126,27 @@ class _Builder:
                             f"and the step was compiled for {value.dtype} {list(value.shape)}")
         return tensor.detach()
 
-    def _plan_writes(self):
-        """({node: [(value, output's Value)] to write back after it}, {node: tensor that it computes into}).
-
-        A live tensor is written as soon as its new value exists and nothing will read the old one, under whichever name.
-        """
-        readers = {}  # storage -> position of the last node that reads it
-        for node in self._nodes:
-            for each in node.all_input_nodes:
-                if node.op != "output":
-                    for storage in _storages(each):
-                        readers[storage] = self._position[node]
-        placeholders = {(value.role, value.name): node for node, value in zip(self._step.placeholders, self._step.inputs)}
-        live = {storage for node in placeholders.values() for storage in _storages(node)}
-        writes, direct, copies = {}, {}, []
-        for node, value in zip(self._step.results, self._step.outputs):
+    def _schedule(self):
+        """({node: nodes to free after it}, {node: numbers of the outputs to write back after it}, {node: tensor that it computes into})."""
+        step, position = self._step, {node: number for number, node in enumerate(self._nodes)}
+        inputs = {(value.role, value.name): node for node, value in zip(step.placeholders, step.inputs)}
+        live = {storage for node in inputs.values() for storage in _storages(node)}
+        for node, value in zip(step.results, step.outputs):
             if live.intersection(_storages(node)):
                 raise UserError(f"engine: the step's {value.role} {value.name!r} is a view of an input; put a copy out, x.clone()")
-            if value.role in (LOSSES, OUTPUTS):
-                continue
-            old = placeholders[value.role, value.name]
-            last = max(readers.get(storage, -1) for storage in _storages(old))
-            if last <= self._position[node] and self._computes_into(node, value, old):
-                direct[node] = self._target(value)
-            else:
-                copies.append((self._nodes[max(last, self._position[node])], node, value))
-        for after, node, value in copies:
-            writes.setdefault(after, []).append((node, value))
-        return writes, direct
+        releases, writes = release_after(step)
+        for (role, _), node in inputs.items():
+            readers = [user for user in node.users if user.op != "output"]
+            if role in (BATCH, WEIGHTS, RATE, COUNT) and readers:
+                releases.setdefault(max(readers, key=position.__getitem__), []).append(node)
+        direct = {}
+        for node, numbers in writes.items():
+            for number in list(numbers):
+                value = step.outputs[number]
+                if step.results[number] is node and self._computes_into(node, value, inputs[value.role, value.name]):
+                    direct[node] = self._target(value)
+                    numbers.remove(number)
+        return releases, writes, direct
 
     def _computes_into(self, node, value, old):
         """Whether a call can put its result where the old value lies: elementwise, and the old value read elementwise if at all."""
@@ -184,7 +166,7 @@ class _Builder:
 
     def _call(self, node, into):
         target = node.target
-        if self._is_channels_last and target in (compat.aten().view.default, compat.aten()._unsafe_view.default):
+        if self._laid_out is not None and target in (compat.aten().view.default, compat.aten()._unsafe_view.default):
             target = compat.aten().reshape.default  # a view of contiguous values, but not always of those with channels last
         keywords = dict(node.kwargs)
         if into is not None:
@@ -227,10 +209,7 @@ _WHOLE = _Whole()
 
 
 def _storages(node):
-    """Keys of the memory that a node's value lies in, or each of several values."""
-    value = node.meta["val"]
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return [compat.storage_key(each) for each in values if isinstance(each, torch.Tensor)]
+    return [compat.storage_key(each) for each in tensors_of(node.meta["val"])]
 
 
 def _has_nodes(argument):

@@ -1,5 +1,6 @@
 """A compiled training step, to be called like a function: it owns what it trains, counts its updates and draws its random numbers."""
 
+import functools
 import logging
 
 import torch
@@ -51,8 +52,8 @@ class StepProgram:
 
     @property
     def memory(self):
-        """The MemoryPlan of the updating step, see lifetime.py."""
-        from piebridge.engine.lifetime import plan_memory
+        """The MemoryPlan of the updating step, see memory_plan.py."""
+        from piebridge.engine.memory_plan import plan_memory
 
         return plan_memory(self.steps[UPDATE])
 
@@ -72,8 +73,10 @@ class StepProgram:
         if size < self.batch_size:
             batch, weights = self._filled_up(batch, weights.to(self._weight_type), size)
         name = UPDATE if (self._step_count + 1) % self._accumulation == 0 else ACCUMULATE
-        draws = self._drawn(self._draws[name])
-        losses, outputs = self._executors[name].run(batch, weights.to(self._weight_type), float(rate), float(self.update_count + 1), draws)
+        executor, draws = self._executors[name], self._drawn(self._draws[name])
+        if not getattr(executor, "draws_late", False):
+            draws = [draw() for draw in draws]
+        losses, outputs = executor.run(batch, weights.to(self._weight_type), float(rate), float(self.update_count + 1), draws)
         self._step_count += 1
         if size < self.batch_size:
             losses, outputs = losses[:size], outputs[:size] if outputs.shape[:1] == (self.batch_size,) else outputs
@@ -108,13 +111,11 @@ class StepProgram:
         return filled, torch.cat([weights, weights.new_zeros(missing)])
 
     def _drawn(self, values):
-        """Random numbers that depend on the seed and the number of steps so far only, so that a resumed run draws the same."""
-        if not values:
-            return ()
-        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._step_count) % (1 << 63))
-        drawn = [torch.empty(value.shape, dtype=value.dtype).bernoulli_(value.facts["keep"], generator=generator) for value in values]
+        """Functions that draw: what they draw depends on the seed, the number of steps so far and their own number only, so that a
+        resumed run draws the same, and in any order.
+        """
         device = next(iter(self._tensors.values())).device
-        return [each.to(device) for each in drawn]
+        return [functools.partial(_draw, value, self._seed, self._step_count, number, device) for number, value in enumerate(values)]
 
     def state(self):
         """{name: tensor} of what training changes, copied: trained parts, the rule's states, buffers that change, the number of steps."""
@@ -175,3 +176,8 @@ class StepProgram:
             return self.restore(read_state(path))
         except UserError as error:
             raise UserError(f"{path}: {str(error).replace('step program: ', '')}") from None
+
+
+def _draw(value, seed, step_count, number, device):
+    generator = torch.Generator().manual_seed(((seed * 1_000_003 + step_count) * 1_000_003 + number) % (1 << 63))
+    return torch.empty(value.shape, dtype=value.dtype).bernoulli_(value.facts["keep"], generator=generator).to(device)
