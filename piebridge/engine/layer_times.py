@@ -11,7 +11,7 @@ from piebridge.core.backends import device_profile
 from piebridge.core.costs import eval_mode
 from piebridge.core.device import describe_device, synchronizer
 from piebridge.core.files import sha256_of_json
-from piebridge.engine.layers import TRUNK
+from piebridge.engine.layer import TRUNK
 
 
 @dataclass(frozen=True)

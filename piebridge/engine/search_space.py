@@ -8,7 +8,8 @@ import numpy as np
 
 from piebridge.core.errors import UserError
 from piebridge.engine.knapsack import Choice, Problem
-from piebridge.engine.layers import TRUNK, layers_of
+from piebridge.engine.layer import TRUNK
+from piebridge.engine.layers import layers_of
 from piebridge.engine.scheme import Scheme
 from piebridge.engine.selectors import select
 from piebridge.engine.step_graph import Part

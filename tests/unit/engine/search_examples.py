@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from piebridge.engine.layers import TRUNK
 from torch import nn
 
 from piebridge.engine.knapsack import Problem
+from piebridge.engine.layer import TRUNK
 
 
 def random_problem(seed, layers=30, options=5, resources=1):

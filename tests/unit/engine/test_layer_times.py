@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from piebridge.engine.layers import TRUNK, layers_of
 from search_examples import Narrow, image_batches
 from torch import nn
 
+from piebridge.engine.layer import TRUNK
 from piebridge.engine.layer_times import LayerTimes, layer_times_of, measure_layer_times
+from piebridge.engine.layers import layers_of
 from piebridge.engine.losses import cross_entropy
 from piebridge.engine.step_graph import Part
 

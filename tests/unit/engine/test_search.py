@@ -4,15 +4,15 @@ import itertools
 
 import pytest
 import torch
-from piebridge.engine.layers import layers_of
-from piebridge.engine.scheme import Scheme
 from search_examples import Biasless, Narrow, image_batches, kept_inputs, way_down
 
 from piebridge.core.errors import UserError
 from piebridge.engine.contribution import ShortRuns, fisher, worth
 from piebridge.engine.knapsack import Choice
+from piebridge.engine.layers import layers_of
 from piebridge.engine.losses import cross_entropy, smoothed
 from piebridge.engine.remembered import Remembered, batches_hash, module_hash, name_of
+from piebridge.engine.scheme import Scheme
 from piebridge.engine.search import SearchSettings, search
 from piebridge.engine.search_space import SearchSpace
 

@@ -5,11 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from piebridge.engine.scheme import Scheme
 from search_examples import Biasless, Narrow, image_batches
 
 from piebridge.core.errors import UserError
 from piebridge.engine.knapsack import Choice
+from piebridge.engine.scheme import Scheme
 from piebridge.engine.search_space import SearchSpace, option_bytes, problem_of, with_option
 
 IMAGES = image_batches(1)[0][0]
