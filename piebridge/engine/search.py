@@ -88,21 +88,27 @@ def search(module, loss, batches, budget, memory_of, latency=None, milliseconds_
     space = SearchSpace(module, batches[0][0], settings.ratios, settings.channels, settings.always, scores)
     meter = Meter(memory_of, milliseconds_of, budget, latency)
     depth_costs = affordable_depths(space, meter)
+    depths = space.depths[:len(depth_costs)]
     gains = _Gains(space, remembered, scores, runs)
-    problem = problem_of(space, [gains.of_depth(depth) for depth in space.depths[:len(depth_costs)]], gains.of_options(), depth_costs,
+    problem = problem_of(space, [gains.of_depth(depth) for depth in depths], gains.of_options(depths[-1].first), depth_costs,
                          _option_costs(space, meter, settings.states))
     measured = time.perf_counter()
     pick = functools.partial(METHODS[settings.method], problem, seed=settings.seed)
     choice = fitted(problem, space, meter, pick, settings.checks)
     choice = filled(problem, space, meter, choice, settings.checks)
+    found = _found(space, problem, meter, choice, settings)
+    found.report.update(remembered=remembered.found, measured=remembered.computed, contribution_seconds=measured - started,
+                        search_seconds=time.perf_counter() - measured)
+    return found
+
+
+def _found(space, problem, meter, choice, settings):
     parts = space.parts(choice)
-    memory, milliseconds = meter.memory(parts), meter.milliseconds(parts)
+    memory, milliseconds, budget = int(meter.memory(parts)), meter.milliseconds(parts), int(meter.limits[0])
     about = f"found for {shown_bytes(budget)} by {settings.contribution} and {settings.method}; planned {shown_bytes(memory)}"
-    report = {"budget_bytes": int(budget), "planned_bytes": int(memory), "latency_ms": latency, "milliseconds": milliseconds,
-              "value": problem.value(choice), "depth": space.depths[choice.depth].selector, "planner_calls": meter.calls,
-              "settings": dict(asdict(settings), ratios=[str(ratio) for ratio in settings.ratios]),
-              "remembered": remembered.found, "measured": remembered.computed,
-              "contribution_seconds": measured - started, "search_seconds": time.perf_counter() - measured,
+    report = {"budget_bytes": budget, "planned_bytes": memory, "latency_ms": meter.limits[1] if meter.has_latency else None,
+              "milliseconds": milliseconds, "value": problem.value(choice), "depth": space.depths[choice.depth].selector,
+              "planner_calls": meter.calls, "settings": dict(asdict(settings), ratios=[str(ratio) for ratio in settings.ratios]),
               "layers": _layer_rows(space, problem, choice)}
     return Found(space.scheme(choice, "searched", about), parts, memory, milliseconds, report)
 
@@ -137,10 +143,13 @@ class _Gains:
             return sum(value for key, value in values.items() if key not in base.parts)
         return self._accuracy(depth.parts) - self._accuracy(base.parts)
 
-    def of_options(self):
-        """[items][options], what a share gains beyond all biases down to its depth."""
+    def of_options(self, first):
+        """[items][options], what a share gains beyond all biases down to its depth. By short runs only from the item `first` on."""
         values = []
         for item, options in enumerate(self._space.options):
+            if self._runs is not None and item < first:
+                values.append([])  # no depth that fits gets there
+                continue
             if self._runs is None:
                 values.append([worth(self._scores, {option.key: option.part})[option.key] for option in options])
                 continue
@@ -157,13 +166,16 @@ class _Gains:
 
 
 def _layer_rows(space, problem, choice):
-    """One row per layer that could be trained, for tables: what it is, what it is worth and costs whole, and what was chosen."""
-    values = [max(own[1:1 + len(options)]) for own, options in zip(problem.values, space.options)]
+    """One row per layer that could be trained, for tables: what it is, what it is worth and costs whole, and what was chosen.
+
+    A layer that was not measured is worth 0.
+    """
+    values = [max(own[len(options)], 0.0) for own, options in zip(problem.values, space.options)]
     scores = multi_objective_scores(values, [options[-1].bytes for options in space.options], [layer.macs for layer in space.items])
     rows = []
     for item, (layer, options) in enumerate(zip(space.items, space.options)):
         place = choice.options[item]
         rows.append({"path": layer.path, "kind": layer.kind, "block": layer.block, "macs": layer.macs,
-                     "contribution": float(problem.values[item, len(options)]), "bytes": float(problem.costs[item, len(options), 0]),
+                     "contribution": float(values[item]), "bytes": float(problem.costs[item, len(options), 0]),
                      "score": float(scores[item]), "ratio": str(options[place - 1].ratio) if place else "0"})
     return rows
