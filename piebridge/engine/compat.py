@@ -88,6 +88,25 @@ def fake_mode():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fake_mode_of(values):
+    """The mode in which these fake tensors were made."""
+    return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
+
+
+def storage_key(tensor):
+    """What tells one storage from another, real or fake: tensors with equal keys share memory, as long as one of them lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def dispatch_mode():
+    """The base class of modes that see every ATen call."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode as found
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    return found
+
+
 @contextlib.contextmanager
 def exact_attention():
     """A context in which attention is traced in its plain form.
