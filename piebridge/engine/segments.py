@@ -16,10 +16,10 @@ from piebridge.engine.step_graph import BATCH, BUFFER, DRAW, FROZEN, INDEX, OUTP
 CROSSING = "crossing"  # values from the prefix to the rest are named crossing/0, crossing/1, ...
 # what makes a prefix worth a library of its own; everything else moves for the sake of fewer crossing bytes
 HEAVY = ("convolution", "mm", "addmm", "bmm", "baddbmm")
-MOVABLE = ("view", "_unsafe_view", "reshape", "permute", "t", "transpose", "expand", "slice", "select", "squeeze", "unsqueeze", "clone",
-           "index_select", "full", "full_like", "arange", "scalar_tensor", "_to_copy")
-# what a value depends on; each includes those before it
-CONSTANT, PER_BATCH, PER_UPDATE = range(3)
+VIEWS = ("view", "reshape", "permute", "t", "transpose", "expand", "slice", "select", "squeeze", "unsqueeze")
+MOVABLE = (*VIEWS, "_unsafe_view", "clone", "index_select", "full", "full_like", "arange", "scalar_tensor", "_to_copy")
+# what a value depends on: frozen tensors, draws, and a batch's input of which it is a view are at hand on either side
+CONSTANT, DRAWN, GIVEN, PER_BATCH, PER_UPDATE = range(5)
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,12 @@ def cut(step):
     """Cut of a StepGraph, which stays as it is.
 
     The prefix is everything that depends on the batch's inputs, on draws and on tensors that no update changes, but for cheap nodes at its
-    end that are computed in the rest where that lets fewer bytes cross. What depends on frozen tensors alone is computed on either side.
+    end that are computed in the rest where that lets fewer bytes cross. What depends on frozen tensors or on draws alone, and views of an
+    input, are computed on either side.
     """
     kinds = _kinds(step)
-    inside = {node for node, kind in kinds.items() if kind == PER_BATCH and node.op != "placeholder"}
-    _move_to_rest(step, inside)
+    inside = {node for node, kind in kinds.items() if kind == PER_BATCH}
+    _move_to_rest(step, kinds, inside)
     if not any(_name(node) in HEAVY for node in inside):
         return Cut(None, step.copy(), [])
     results = list(zip(step.outputs, step.results))
@@ -64,19 +65,24 @@ def _kinds(step):
         if node.op == "placeholder":
             kinds[node] = _kind_of_input(next(values))
         elif node.op != "output":
-            kinds[node] = max((kinds[source] for source in node.all_input_nodes), default=CONSTANT)
+            kind = max((kinds[source] for source in node.all_input_nodes), default=CONSTANT)
+            kinds[node] = PER_BATCH if kind == GIVEN and _name(node) not in VIEWS else kind
     return kinds
 
 
 def _kind_of_input(value):
     if value.role in (FROZEN, BUFFER, INDEX):
         return CONSTANT
-    is_input = value.role == DRAW or value.role == BATCH and not value.name.startswith("targets")
-    return PER_BATCH if is_input else PER_UPDATE
+    if value.role == DRAW:
+        return DRAWN
+    return GIVEN if value.role == BATCH and not value.name.startswith("targets") else PER_UPDATE
 
 
-def _move_to_rest(step, inside):
-    """Take cheap nodes out of `inside`, from the end, where that makes fewer bytes cross: one node, or all readers of one."""
+def _move_to_rest(step, kinds, inside):
+    """Take cheap nodes out of `inside`, from the end, where that makes fewer bytes cross: one node, or all readers of one.
+
+    A dropout at the end goes where it makes no difference: without it, the prefix gives the same for an image each time.
+    """
     results = set(step.results)
     nodes = list(step.graph.nodes)
     changed = True
@@ -84,7 +90,8 @@ def _move_to_rest(step, inside):
         changed = False
         for node in reversed(nodes):
             for group in ({node} & inside, {user for user in node.users if user in inside}):
-                if group and all(_is_movable(each, results, inside - group) for each in group) and _saving(group, inside) > 0:
+                least = 0 if any(kinds[source] == DRAWN for each in group for source in each.all_input_nodes) else 1
+                if group and all(_is_movable(each, results, inside - group) for each in group) and _saving(group, inside) >= least:
                     inside -= group
                     changed = True
 

@@ -2,137 +2,127 @@
 
 import pytest
 import torch
+from engine_networks import FAMILIES, WITH_BATCH_NORM, batch_of, family, loss_of, parts_of, with_lora
+from engine_reference import tensors_of
 from torch import nn
 
 from piebridge.engine.capture import StepSettings, capture
 from piebridge.engine.losses import cross_entropy
 from piebridge.engine.segments import CROSSING, cut
-from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS, Part
+from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, OUTPUTS, RATE, STATE, WEIGHTS, Part
 from piebridge.engine.update_rules import SGD, AdamW
 
 SIZE, COUNTED, CLASSES = 12, 4, 5
-
-
-class Residual(nn.Module):
-    """1x1, depthwise 3x3 and 1x1 convolutions with batch norm around a skip."""
-
-    def __init__(self, channels, inner):
-        super().__init__()
-        self.expand, self.expand_norm = nn.Conv2d(channels, inner, 1, bias=False), nn.BatchNorm2d(inner)
-        self.depth, self.depth_norm = nn.Conv2d(inner, inner, 3, padding=1, groups=inner, bias=False), nn.BatchNorm2d(inner)
-        self.project, self.project_norm = nn.Conv2d(inner, channels, 1, bias=False), nn.BatchNorm2d(channels)
-        self.activation = nn.ReLU6()
-
-    def forward(self, x):
-        y = self.activation(self.expand_norm(self.expand(x)))
-        y = self.activation(self.depth_norm(self.depth(y)))
-        return x + self.project_norm(self.project(y))
+SCHEMES = {
+    "head": {"head.weight": Part(), "head.bias": Part()},
+    "first convolution": {"expand.weight": Part(), "head.weight": Part()},
+    "some channels": {"expand.weight": Part(1, torch.tensor([0, 2, 3])), "head.bias": Part()},
+    "bias": {"expand_norm.bias": Part(), "head.bias": Part()},
+}
 
 
 class Network(nn.Module):
+    """A stem, and a block around a skip: 1x1, depthwise and 1x1 convolution."""
+
     def __init__(self, dropout=0.0):
         super().__init__()
-        self.stem = nn.Conv2d(3, 6, 3, padding=1)
-        self.blocks = nn.ModuleList([Residual(6, 12) for _ in range(3)])
-        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(6, CLASSES)
+        self.stem, self.stem_norm = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.expand, self.expand_norm = nn.Conv2d(6, 12, 1, bias=False), nn.BatchNorm2d(12)
+        self.depth, self.depth_norm = nn.Conv2d(12, 12, 3, padding=1, groups=12, bias=False), nn.BatchNorm2d(12)
+        self.project, self.project_norm = nn.Conv2d(12, 6, 1, bias=False), nn.BatchNorm2d(6)
+        self.activation, self.dropout, self.head = nn.ReLU6(), nn.Dropout(dropout), nn.Linear(6, CLASSES)
 
     def forward(self, x):
-        x = torch.relu(self.stem(x))
-        for block in self.blocks:
-            x = block(x)
+        x = self.activation(self.stem_norm(self.stem(x)))
+        y = self.activation(self.expand_norm(self.expand(x)))
+        y = self.activation(self.depth_norm(self.depth(y)))
+        x = x + self.project_norm(self.project(y))
         return self.head(self.dropout(x.mean((2, 3))))
 
 
-def network(seed=0, **settings):
-    torch.manual_seed(seed)
-    made = Network(**settings).double().eval()
-    with torch.no_grad():
-        for module in made.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.uniform_(-0.5, 0.5)
-                module.running_var.uniform_(0.5, 2)
-    return made
+def network(**settings):
+    torch.manual_seed(0)
+    return Network(**settings).double().eval()
 
 
-def batch():
+def example():
     generator = torch.Generator().manual_seed(1)
     return (torch.randn(COUNTED, 3, SIZE, SIZE, dtype=torch.float64, generator=generator),
             torch.randint(CLASSES, (COUNTED,), generator=generator))
 
 
-def captured(module, keys, rule=None, settings=None):
-    keys = keys if isinstance(keys, dict) else dict.fromkeys(keys)
-    parts = {key: part if isinstance(part, Part) else Part() for key, part in keys.items()}
-    return capture(module, cross_entropy, rule or SGD(0.9, 1e-2), parts, batch(), settings)
+def captured(module, scheme, rule=None, is_training=False):
+    return capture(module, cross_entropy, rule or SGD(0.9, 1e-2), SCHEMES[scheme], example(), StepSettings(is_training=is_training))
 
 
-def tensors_of(step, module):
-    """{(role, name): tensor} for every input of the step."""
-    given = dict(zip(("inputs", "targets"), batch()))
-    state = dict(module.state_dict())
-    made = {}
-    for value in step.inputs:
-        if value.role in (TRAINED, FROZEN, BUFFER):
-            tensor = state[value.name]
-        elif value.role == INDEX:
-            tensor = step.parts[value.name].index
-        elif value.role == BATCH:
-            tensor = given[value.name]
-        elif value.role == DRAW:
-            generator = torch.Generator().manual_seed(2)
-            tensor = torch.bernoulli(torch.full(value.shape, value.facts["keep"], dtype=value.dtype), generator=generator)
-        else:
-            fill = {STATE: 0.25, WEIGHTS: 1 / COUNTED, RATE: 0.1, COUNT: 3.0}[value.role]
-            tensor = torch.full(value.shape, fill, dtype=value.dtype)
-        made[value.role, value.name] = tensor
-    return made
+def values_of(step, module, batch):
+    """{(role, name): tensor} for every input of a step."""
+    flat = [tensor for value in batch for tensor in (value if isinstance(value, tuple) else (value,))]
+    values = tensors_of(step, module)
+    values.update({(BATCH, value.name): tensor for (_, value), tensor in zip(step.inputs_of(BATCH), flat)})
+    generator = torch.Generator().manual_seed(2)
+    for _, value in step.inputs_of(DRAW):
+        values[DRAW, value.name] = torch.empty(value.shape, dtype=value.dtype).bernoulli_(value.facts["keep"], generator=generator)
+    for role, number in ((STATE, 0.25), (WEIGHTS, 0.2), (RATE, 0.1), (COUNT, 3.0)):
+        values.update({(role, value.name): torch.full(value.shape, number, dtype=value.dtype) for _, value in step.inputs_of(role)})
+    return values
 
 
-def run(step, tensors):
-    results = step(*[tensors[value.role, value.name] for value in step.inputs])
+def run(step, values):
+    results = step(*[values[value.role, value.name] for value in step.inputs])
     return {(value.role, value.name): result for value, result in zip(step.outputs, results)}
 
 
-def run_in_two(division, tensors):
-    found = run(division.prefix, tensors)
+def run_in_two(division, values):
+    if division.prefix is None:
+        return run(division.rest, values)
+    found = run(division.prefix, values)
     crossing = {(BATCH, name): tensor for (role, name), tensor in found.items() if role == OUTPUTS}
     assert {name for _, name in crossing} == {value.name for value in division.crossing}
-    results, buffers = run(division.rest, {**tensors, **crossing}), {key: found[key] for key in found if key[0] == BUFFER}
+    results, buffers = run(division.rest, {**values, **crossing}), {key: found[key] for key in found if key[0] == BUFFER}
     assert not set(results) & set(buffers)
     return {**results, **buffers}
 
 
-SCHEMES = {
-    "head": ["head.weight", "head.bias"],
-    "first convolution of the last block": ["blocks.2.expand.weight", "head.weight", "head.bias"],
-    "some of its channels": {"blocks.2.expand.weight": Part(1, torch.tensor([0, 2, 3])), "head.bias": None},
-    "a depthwise convolution": {"blocks.2.depth.weight": Part(0, torch.tensor([1, 5])), "blocks.2.depth_norm.bias": None},
-    "biases of the last block": ["blocks.2.expand_norm.bias", "blocks.2.depth_norm.bias", "blocks.2.project_norm.bias", "head.bias"],
-    "the last convolution": ["blocks.2.project.weight"],
-}
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("is_training", [False, True])
-def test_prefix_and_rest_are_the_whole(scheme, is_training):
-    module = network().train(is_training)
-    step = captured(module, SCHEMES[scheme], settings=StepSettings(is_training=is_training))
-    tensors, division = tensors_of(step, module), cut(step)
-    expected, found = run(step, tensors), run_in_two(division, tensors)
-    assert list(found) and set(found) == set(expected)
+def assert_whole(step, division, values):
+    expected, found = run(step, values), run_in_two(division, values)
+    assert set(found) == set(expected)
     for key, tensor in expected.items():
         torch.testing.assert_close(found[key], tensor, rtol=1e-12, atol=1e-12, msg=str(key))
 
 
+@pytest.mark.parametrize("scheme", ["layers", "channels", "lora"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prefix_and_rest_are_the_whole(name, scheme):
+    module = family(name)
+    module = with_lora(module) if scheme == "lora" else module
+    batch = batch_of(name)
+    step = capture(module, loss_of(name), AdamW(), parts_of(module, scheme), batch)
+    division = cut(step)
+    assert_whole(step, division, values_of(step, module, batch))
+    if scheme != "lora" and name in (*WITH_BATCH_NORM, "vit"):
+        assert division.prefix is not None
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_batch_norm_in_train_mode_moves_its_statistics_on_its_own_side(scheme):
+    module = network().train()
+    step = captured(module, scheme, is_training=True)
+    division = cut(step)
+    assert_whole(step, division, values_of(step, module, example()))
+    moved = {value.name for value in division.prefix.outputs if value.role == BUFFER}
+    assert "stem_norm.running_var" in moved
+    assert ("depth_norm.running_var" in moved) == (scheme == "head")
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_trained_is_in_the_prefix(scheme):
-    division = cut(captured(network(), SCHEMES[scheme], AdamW()))
+    division = cut(captured(network(), scheme, AdamW()))
     assert {value.role for value in division.prefix.inputs} <= {BATCH, FROZEN, BUFFER, INDEX}
-    assert not any(value.name == "targets" for value in division.prefix.inputs)
-    below = {value.name for value in division.prefix.inputs}
-    assert {"stem.weight", "blocks.0.expand.weight", "blocks.1.project.weight"} <= below
-    above = {value.name for value in division.rest.inputs if value.role == FROZEN}
-    assert not any(name.startswith(("stem", "blocks.0", "blocks.1")) for name in above)  # their weights have gone with them
+    assert [value.name for value in division.prefix.inputs if value.role == BATCH] == ["inputs"]
+    below, above = [{value.name for value in part.inputs if value.role == FROZEN} for part in (division.prefix, division.rest)]
+    assert "stem.weight" in below and "stem.weight" not in above
+    assert not set(SCHEMES[scheme]) & below
 
 
 def bytes_of(*shape):
@@ -140,57 +130,37 @@ def bytes_of(*shape):
 
 
 @pytest.mark.parametrize("scheme, expected", [
-    ("head", [bytes_of(6)]),  # the mean over the image, as the head reads it
-    ("first convolution of the last block", [bytes_of(6, SIZE, SIZE)]),  # the block's input, for the convolution and the skip
-    ("some of its channels", [bytes_of(6, SIZE, SIZE)]),  # the chosen channels are taken from it in the rest
+    ("head", bytes_of(6)),  # the mean over the image, as the head reads it
+    ("first convolution", bytes_of(6, SIZE, SIZE)),  # the block's input, for the convolution and the skip
+    ("some channels", bytes_of(6, SIZE, SIZE)),  # the chosen channels are taken from it in the rest
+    ("bias", bytes_of(6, SIZE, SIZE) + bytes_of(12, SIZE, SIZE)),  # the skip, and what the bias is added to: no copy, no mask beside it
 ])
 def test_few_bytes_cross(scheme, expected):
-    division = cut(captured(network(), SCHEMES[scheme]))
-    assert [value.bytes for value in division.crossing] == expected
-    assert division.crossing_bytes == sum(expected)
-    assert [value.name for value in division.rest.inputs if value.role == BATCH] == [f"{CROSSING}/0", "targets"]
-
-
-def test_a_mask_is_computed_behind_the_cut_where_its_value_crosses_anyhow():
-    """relu6(x) and its mask would be 9 bytes a number, x alone is 8 in float64."""
-    division = cut(captured(network(), ["blocks.2.expand_norm.bias"]))
-    assert all(value.dtype == torch.float64 for value in division.crossing)
+    division = cut(captured(network(), scheme))
+    assert division.crossing_bytes == expected == sum(value.bytes for value in division.crossing)
+    names = [value.name for value in division.rest.inputs if value.role == BATCH]
+    assert names == [f"{CROSSING}/{place}" for place in range(len(division.crossing))] + ["targets"]
 
 
 def test_a_full_step_has_no_prefix():
     module = network()
-    step = captured(module, [key for key, _ in module.named_parameters()])
+    step = capture(module, cross_entropy, SGD(), {key: Part() for key, _ in module.named_parameters()}, example())
     division = cut(step)
     assert division.prefix is None and not division.crossing and division.crossing_bytes == 0
-    tensors = tensors_of(step, module)
-    for key, tensor in run(step, tensors).items():
-        assert torch.equal(run(division.rest, tensors)[key], tensor)
+    assert_whole(step, division, values_of(step, module, example()))
 
 
 def test_the_step_itself_stays_as_it_is():
-    step = captured(network(), SCHEMES["head"])
+    step = captured(network(), "head")
     before = step.graph_module.code
     cut(step)
     assert step.graph_module.code == before and [value.role for value in step.inputs].count(BATCH) == 2
 
 
 def test_draws_of_the_trained_part_stay_there():
-    module = network(dropout=0.5).train()
-    for each in module.modules():
-        if isinstance(each, nn.BatchNorm2d):
-            each.eval()
-    step = captured(module, SCHEMES["head"], settings=StepSettings(is_training=True))
+    module = network(dropout=0.5)
+    module.dropout.train()
+    step = captured(module, "head", is_training=True)
     division = cut(step)
-    assert [value.role for value in division.rest.inputs].count(DRAW) == 1
-    assert not any(value.role == DRAW for value in division.prefix.inputs)
-    tensors = tensors_of(step, module)
-    for key, tensor in run(step, tensors).items():
-        torch.testing.assert_close(run_in_two(division, tensors)[key], tensor)
-
-
-def test_statistics_move_on_the_side_where_their_batch_norm_is():
-    module = network().train()
-    division = cut(captured(module, SCHEMES["first convolution of the last block"], settings=StepSettings(is_training=True)))
-    moved = {value.name for value in division.prefix.outputs if value.role == BUFFER}
-    assert "blocks.1.project_norm.running_var" in moved and "blocks.2.project_norm.running_var" not in moved
-    assert "blocks.2.expand_norm.running_mean" in {value.name for value in division.rest.outputs if value.role == BUFFER}
+    assert len(division.rest.inputs_of(DRAW)) == 1 and not division.prefix.inputs_of(DRAW)
+    assert_whole(step, division, values_of(step, module, example()))
