@@ -44,6 +44,11 @@ class OnnxStep:
 
         -> (losses [B], outputs), in memory of their own.
         """
+        losses, outputs = self.results(batch, weights, rate, count, draws)
+        return losses, outputs
+
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not fed back, in the order of the step's outputs; also for a graph without losses."""
         given = self._given(batch, weights, rate, count, draws)
         for name, tensor in list(given.items()) + list(self._live.items()):
             if name in self._declared:
@@ -57,11 +62,12 @@ class OnnxStep:
         for name in self._changed:
             live = self._live[name]
             live.data, self._spare[name] = self._spare[name], live.data
-        return results[0], results[1]
+        return results
 
     def _given(self, batch, weights, rate, count, draws):
         given = {}
         for role, tensors in ((BATCH, batch), (WEIGHTS, [weights]), (RATE, [rate]), (COUNT, [count]), (DRAW, draws)):
+            tensors = [each for each in tensors if each is not None]
             values = [value for _, value in self.step.inputs_of(role)]
             if len(values) != len(tensors):
                 raise UserError(f"step: takes {len(values)} tensors as {role}, {len(tensors)} given")

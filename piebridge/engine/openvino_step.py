@@ -14,9 +14,10 @@ LARGEST = 2 ** 31  # bytes of one protobuf message
 
 
 class OpenVinoStep:
-    """An executor, see interpreter.py. Frozen tensors become constants, which OpenVINO packs for its kernels: later changes are not seen.
+    """An executor, see interpreter.py, also of a step's prefix (see segments.py). Frozen tensors become constants, which OpenVINO packs for
+    its kernels: later changes are not seen.
 
-    step: StepGraph, or the prefix of one (see segments.py). tensors: {(role, name): tensor} on the CPU; trained ones, states and
+    step: StepGraph. tensors: {(role, name): tensor} on the CPU; trained ones, states and
     buffers are read where they lie and updated in place. precision: f32, or bf16 for kernels in bfloat16; what goes in and out stays as
     it is. UserError where OpenVINO cannot read or compile the step.
     """
@@ -42,12 +43,16 @@ class OpenVinoStep:
         results = [(value, torch.empty(live[value].shape if value in live else value.shape, dtype=value.dtype)) for value in step.outputs]
         for value, result in results:
             self._bind(output_name(value), result)
-        self._losses = next((result for value, result in results if value.role == LOSSES), None)
-        self._outputs = [result for value, result in results if value.role == OUTPUTS]
+        self._results = [result for value, result in results if value not in live]
         self._writes = [(live[value], result) for value, result in results if value in live]
 
-    def run(self, batch, weights=None, rate=None, count=None, draws=()):
-        """-> (losses [B], outputs), copies; of a prefix (None, [crossing values]), which the next run overwrites."""
+    def run(self, batch, weights, rate, count, draws=()):
+        """-> (losses [B], outputs), copies. weights: float [B]; rate, count: numbers."""
+        losses, outputs = self.results(batch, weights, rate, count, draws)
+        return losses.clone(), outputs.clone()
+
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not fed back, in the order of the step's outputs, until the next run; also for a graph without losses."""
         given = [*batch, *[each for each in (weights, rate, count) if each is not None], *draws]
         if len(given) != len(self._given):
             raise UserError(f"openvino: the step takes {len(self._given)} values at each run, {len(given)} given")
@@ -61,9 +66,7 @@ class OpenVinoStep:
         self._request.infer()
         for live, result in self._writes:
             live.copy_(result)
-        if self._losses is None:
-            return None, self._outputs
-        return self._losses.clone(), self._outputs[0].clone()
+        return self._results
 
     def _bind(self, name, tensor, is_set=True):
         self._held[name] = tensor
