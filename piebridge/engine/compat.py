@@ -128,3 +128,22 @@ def exact_attention():
 def aten():
     """The ATen operators, `aten().relu.default` and so on."""
     return torch.ops.aten
+
+
+def callable_of(operator):
+    """What calling an operator calls in the end, without the Python method on the way, which costs as much as a small operator."""
+    return getattr(operator, "_op", operator)
+
+
+def into(operator):
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none."""
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
+        return None
+    packet, name = operator.overloadpacket, operator._overloadname
+    for candidate in ("out", f"{name}_out"):
+        if candidate in packet.overloads():
+            found = getattr(packet, candidate)
+            given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
+                return found
+    return None
