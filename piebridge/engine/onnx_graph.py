@@ -12,6 +12,9 @@ OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 8  # its companion; older runtimes refuse newer ones
 INLINE_NUMBERS = 64  # constants of at most so many numbers are compared, and kept once
 LEAST_INT64 = -2 ** 63
+ELEMENT_TYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16",
+                 torch.int64: "INT64", torch.int32: "INT32", torch.int16: "INT16", torch.int8: "INT8", torch.uint8: "UINT8",
+                 torch.bool: "BOOL"}
 
 # A value: ONNX knows it by name only, so shape (tuple) and torch type are kept here
 Tensor = namedtuple("Tensor", "name shape dtype")
@@ -86,10 +89,7 @@ class OnnxGraph:
         return self.cast(x, dtype) if isinstance(x, Tensor) else self.number(x, dtype)
 
     def element_type(self, dtype):
-        kinds = self._onnx.TensorProto
-        names = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.int64: "INT64",
-                 torch.int32: "INT32", torch.int16: "INT16", torch.int8: "INT8", torch.uint8: "UINT8", torch.bool: "BOOL"}
-        return getattr(kinds, names[dtype])
+        return getattr(self._onnx.TensorProto, ELEMENT_TYPES[dtype])
 
     def reshape(self, x, shape):
         shape = tuple(shape)
@@ -171,3 +171,9 @@ def reduced(shape, axes, keepdim):
     """The shape after a reduction over `axes`."""
     axes = {axis % len(shape) for axis in axes}
     return tuple(1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes)
+
+
+def axes_of(x, dims):
+    """The axes that a reduction of PyTorch's goes over, ascending: `dims` is an int, a list, or empty for all."""
+    dims = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
+    return sorted(dim % len(x.shape) for dim in dims) if x.shape else []
