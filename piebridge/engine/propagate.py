@@ -27,13 +27,15 @@ def propagate(step):
                 try:
                     values[node] = node.target(*arguments[0], **arguments[1])
                 except Exception as error:
-                    raise UserError(f"engine: {node.name} = {node.target}: {type(error).__name__}: {str(error).splitlines()[0][:160]}") from error
+                    reason = (str(error).splitlines() or [""])[0][:160]
+                    raise UserError(f"engine: {node.name} = {node.target}: {type(error).__name__}: {reason}") from error
             if node.op != "output":
                 node.meta["val"] = values[node]
     return step
 
 
 def _input(value, like):
-    strides = tuple(like.stride()) if like is not None and tuple(like.shape) == value.shape else None
-    empty = torch.empty(value.shape, dtype=value.dtype)
-    return empty if strides is None else torch.empty_strided(value.shape, strides, dtype=value.dtype)
+    """like: what stood there before; its strides and device stay where its shape does."""
+    if like is None or tuple(like.shape) != value.shape:
+        return torch.empty(value.shape, dtype=value.dtype)
+    return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=like.device)
