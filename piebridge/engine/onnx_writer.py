@@ -67,8 +67,8 @@ def to_onnx(step, tensors, is_frozen_constant=True, general="columns"):
     feeds = {each.name: each.name[len(NEXT):] for each in outputs if each.name.startswith(NEXT)}
     model = graph.model(inputs, outputs, {"piebridge.feeds": json.dumps(feeds)})
     if model.ByteSize() >= LARGEST_BYTES:
-        raise UserError(f"engine: the step with its frozen weights takes {model.ByteSize() >> 20} MiB, and an ONNX file holds at most 2048; "
-                        "use backend=eager for this step")
+        raise UserError(f"engine: the step with its frozen weights takes {model.ByteSize() >> 20} MiB, and an ONNX file holds 2048; "
+                        "use backend=eager")
     return model
 
 
@@ -78,13 +78,13 @@ def _converted(graph, node, values):
     name = str(node.target).partition(".")[2] if str(node.target).startswith("aten.") else str(node.target)
     rule = RULES.get(name)
     if rule is None:
-        raise UserError(f"engine: operator {node.target} ({node.name}) has no standard ONNX form here; use backend=eager for this step")
+        raise UserError(f"engine: operator {node.target} ({node.name}) has no standard ONNX form here; use backend=eager")
     arguments, keywords = torch.fx.map_arg((list(node.args), dict(node.kwargs)), values.__getitem__)
     value = rule(graph, _result(node), *arguments, **_kept(keywords))
     if value is None:
         given = [list(each.meta["val"].shape) for each in node.all_input_nodes]
         raise UserError(f"engine: operator {node.target} ({node.name}, on shapes {given}) has no standard ONNX form with these arguments; "
-                        "use backend=eager for this step")
+                        "use backend=eager")
     return value
 
 
