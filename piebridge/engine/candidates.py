@@ -8,6 +8,7 @@ from torch import nn
 from piebridge.core.backends import BACKENDS, PROXY_BACKENDS
 from piebridge.engine.capture import StepSettings
 from piebridge.engine.eager_step import EagerStep
+from piebridge.engine.inductor_step import InductorStep
 from piebridge.engine.interpreter import Interpreter
 from piebridge.engine.onnx_step import OnnxStep
 from piebridge.engine.openvino_step import OpenVinoStep
@@ -58,12 +59,6 @@ def _onnxruntime_swapped(step, tensors):
     return OnnxStep(step, tensors, general="swapped")
 
 
-def _inductor(step, tensors):
-    from piebridge.engine.inductor import InductorStep
-
-    return InductorStep(step, tensors)
-
-
 # of any part: the reference, then what is fastest as a rule
 GRAPH_KINDS = {
     REFERENCE: Kind(Interpreter),
@@ -74,7 +69,7 @@ GRAPH_KINDS = {
     "interpreter_channels_last": Kind(_interpreter_channels_last),
     "onnxruntime": Kind(OnnxStep, ONNX),
     "onnxruntime_swapped": Kind(_onnxruntime_swapped, ONNX, is_for_large_kernels=True),
-    "inductor": Kind(_inductor, build_seconds=60.0),
+    "inductor": Kind(InductorStep, build_seconds=60.0),
 }
 # of a prefix, by the network itself: names of core/backends/registry.py
 SEGMENTS = {f"segment_{name}": name for name in ("folded", "bf16", "torchscript", "openvino_int8")}

@@ -196,7 +196,7 @@ def _adaptive_average_pool(graph, result, x, sizes):
     if kernel is None:
         return None
     if list(sizes) == [1, 1]:
-        return graph.node("ReduceMean", [x], reduced(x.shape, [-2, -1], True), x.dtype, axes=[len(x.shape) - 2, len(x.shape) - 1], keepdims=1)
+        return graph.node("ReduceMean", [x], reduced(x.shape, [-2, -1], True), x.dtype, axes=[-2, -1], keepdims=1)
     return graph.node("AveragePool", [x], result.shape, x.dtype, **_windows(kernel, kernel, [0, 0], None, False))
 
 

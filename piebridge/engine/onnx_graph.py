@@ -8,10 +8,15 @@ from collections import namedtuple
 import numpy as np
 import torch
 
+from piebridge.core.errors import UserError
+
 OPSET = 17  # the first with LayerNormalization
 IR_VERSION = 8  # its companion; older runtimes refuse newer ones
 INLINE_NUMBERS = 64  # constants of at most so many numbers are compared, and kept once
 LEAST_INT64 = -2 ** 63
+ELEMENT_TYPES = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16",
+                 torch.int64: "INT64", torch.int32: "INT32", torch.int16: "INT16", torch.int8: "INT8", torch.uint8: "UINT8",
+                 torch.bool: "BOOL"}
 
 # A value: ONNX knows it by name only, so shape (tuple) and torch type are kept here
 Tensor = namedtuple("Tensor", "name shape dtype")
@@ -22,10 +27,14 @@ class OnnxGraph:
 
     def __init__(self, general="columns"):
         self.general = general
-        import onnx
-        from onnx import helper, numpy_helper
+        try:
+            import onnx
+            from onnx import helper, numpy_helper
+        except ImportError:
+            raise UserError("engine: writing ONNX needs the package onnx; pip install 'piebridge[engine]', or use backend=eager") from None
         self._onnx, self._helper, self._to_tensor = onnx, helper, numpy_helper.from_array
-        self.nodes, self.initializers, self._known, self._count = [], [], {}, 0
+        self.nodes, self.initializers, self._count = [], [], 0
+        self._known, self._unshaped = {}, {}  # small constants by content; what a reshaped value was before
 
     def node(self, operation, inputs, shape, dtype, **attributes):
         """The one result of a further node."""
@@ -86,17 +95,19 @@ class OnnxGraph:
         return self.cast(x, dtype) if isinstance(x, Tensor) else self.number(x, dtype)
 
     def element_type(self, dtype):
-        kinds = self._onnx.TensorProto
-        names = {torch.float32: "FLOAT", torch.float64: "DOUBLE", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.int64: "INT64",
-                 torch.int32: "INT32", torch.int16: "INT16", torch.int8: "INT8", torch.uint8: "UINT8", torch.bool: "BOOL"}
-        return getattr(kinds, names[dtype])
+        return getattr(self._onnx.TensorProto, ELEMENT_TYPES[dtype])
 
     def reshape(self, x, shape):
         shape = tuple(shape)
         if -1 in shape:
             known = -math.prod(shape)
             shape = tuple(math.prod(x.shape) // known if size == -1 else size for size in shape)
-        return x if shape == x.shape else self.node("Reshape", [x, self.indices(shape)], shape, x.dtype)
+        x = self._unshaped.get(x.name, x)
+        if shape == x.shape:
+            return x
+        reshaped = self.node("Reshape", [x, self.indices(shape)], shape, x.dtype)
+        self._unshaped[reshaped.name] = x
+        return reshaped
 
     def transpose(self, x, order):
         order = [axis % len(x.shape) for axis in order]
@@ -157,10 +168,17 @@ class OnnxGraph:
         return self.expand(self.number(value, dtype), shape)
 
     def model(self, inputs, outputs, facts):
-        """ModelProto. inputs, outputs: [Tensor]; facts: {str: str}, kept in the file."""
+        """ModelProto of what the outputs need. inputs, outputs: [Tensor]; facts: {str: str}, kept in the file."""
+        nodes, needed = [], {each.name for each in outputs}
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                nodes.append(node)
+                needed.update(node.input)
+        nodes.reverse()
+        initializers = [each for each in self.initializers if each.name in needed]
         declared = [[self._helper.make_tensor_value_info(each.name, self.element_type(each.dtype), list(each.shape)) for each in group]
                     for group in (inputs, outputs)]
-        graph = self._helper.make_graph(self.nodes, "step", declared[0], declared[1], self.initializers)
+        graph = self._helper.make_graph(nodes, "step", declared[0], declared[1], initializers)
         model = self._helper.make_model(graph, opset_imports=[self._helper.make_opsetid("", OPSET)], ir_version=IR_VERSION,
                                         producer_name="piebridge")
         self._helper.set_model_props(model, facts)
@@ -171,3 +189,9 @@ def reduced(shape, axes, keepdim):
     """The shape after a reduction over `axes`."""
     axes = {axis % len(shape) for axis in axes}
     return tuple(1 if axis in axes else size for axis, size in enumerate(shape) if keepdim or axis not in axes)
+
+
+def axes_of(x, dims):
+    """The axes that a reduction of PyTorch's goes over, ascending: `dims` is an int, a list, or empty for all."""
+    dims = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
+    return sorted(dim % len(x.shape) for dim in dims) if x.shape else []

@@ -9,8 +9,8 @@ from collections import namedtuple
 
 import torch
 
-from piebridge.engine import onnx_convolutions, onnx_layout
-from piebridge.engine.onnx_graph import Tensor, reduced
+from piebridge.engine import onnx_convolutions, onnx_layout, onnx_normalisation
+from piebridge.engine.onnx_graph import Tensor, axes_of
 
 # shape and dtype of the (first) result; results: [(shape, dtype)]; used: positions of those of several that something reads
 Result = namedtuple("Result", "shape dtype results used")
@@ -126,84 +126,24 @@ def _softmax(operation):
     return rule
 
 
-def _axes(x, dims):
-    dims = [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
-    return sorted(dim % len(x.shape) for dim in dims) if x.shape else []
-
-
 def _sum(graph, result, x, dims=None, keepdim=False, dtype=None):
-    return graph.reduce_sum(graph.cast(x, result.dtype), _axes(x, dims), keepdim)
+    return graph.reduce_sum(graph.cast(x, result.dtype), axes_of(x, dims), keepdim)
 
 
 def _reduction(operation):
     def rule(graph, result, x, dims=None, keepdim=False, dtype=None):
-        axes = _axes(x, dims)
+        axes = axes_of(x, dims)
         x = graph.cast(x, result.dtype)
         return graph.node(operation, [x], result.shape, result.dtype, axes=axes, keepdims=int(keepdim)) if axes else x
     return rule
 
 
 def _any(graph, result, x, dims=None, keepdim=False):
-    truth, axes = graph.cast(x, torch.bool), _axes(x, dims)
+    truth, axes = graph.cast(x, torch.bool), axes_of(x, dims)
     if not axes:
         return truth
     return graph.cast(graph.node("ReduceMax", [graph.cast(truth, torch.int32)], result.shape, torch.int32, axes=axes,
                                  keepdims=int(keepdim)), torch.bool)
-
-
-def _variance(graph, x, axes, correction):
-    """(variance, mean), both with the reduced axes kept."""
-    shape, count = reduced(x.shape, axes, True), math.prod(x.shape[axis] for axis in axes)
-    mean = graph.node("ReduceMean", [x], shape, x.dtype, axes=axes, keepdims=1)
-    deviation = graph.node("Sub", [x, mean], x.shape, x.dtype)
-    square = graph.node("Mul", [deviation, deviation], x.shape, x.dtype)
-    variance = graph.node("ReduceMean", [square], shape, x.dtype, axes=axes, keepdims=1)
-    if correction:
-        variance = graph.node("Mul", [variance, graph.number(count / max(count - correction, 0), x.dtype)], shape, x.dtype)
-    return variance, mean
-
-
-def _var_mean(graph, result, x, dims=None, correction=1, keepdim=False):
-    moments = _variance(graph, x, _axes(x, dims), correction)
-    return [graph.reshape(moment, result.shape) for moment in moments]
-
-
-def _var(graph, result, x, dims=None, correction=1, keepdim=False):
-    return graph.reshape(_variance(graph, x, _axes(x, dims), correction)[0], result.shape)
-
-
-def _normalised(graph, x, axes, epsilon):
-    """(x to mean 0 and variance 1 over the axes, mean, 1 / deviation)."""
-    variance, mean = _variance(graph, x, axes, 0)
-    variance = graph.node("Add", [variance, graph.number(epsilon, x.dtype)], variance.shape, x.dtype)
-    root = graph.node("Reciprocal", [graph.node("Sqrt", [variance], variance.shape, x.dtype)], variance.shape, x.dtype)
-    deviation = graph.node("Sub", [x, mean], x.shape, x.dtype)
-    return graph.node("Mul", [deviation, root], x.shape, x.dtype), mean, root
-
-
-def _affine(graph, x, weight, bias):
-    for operation, operand in (("Mul", weight), ("Add", bias)):
-        if operand is not None:
-            x = graph.node(operation, [x, operand], x.shape, x.dtype)
-    return x
-
-
-def _layer_norm(graph, result, x, sizes, weight, bias, epsilon):
-    """In one node where nothing asks for its moments, as in a frozen part: not every runtime gives them."""
-    axes = list(range(len(x.shape) - len(sizes), len(x.shape)))
-    if result.used == {0}:
-        weight = graph.filled(1.0, sizes, x.dtype) if weight is None else weight
-        inputs = [x, weight] + ([] if bias is None else [bias])
-        return [graph.node("LayerNormalization", inputs, x.shape, x.dtype, axis=axes[0], epsilon=epsilon), None, None]
-    value, mean, root = _normalised(graph, x, axes, epsilon)
-    return [_affine(graph, value, weight, bias), mean, root]
-
-
-def _group_norm(graph, result, x, weight, bias, batch, channels, size, groups, epsilon):
-    grouped = graph.reshape(x, (batch, groups, channels // groups * size))
-    value, mean, root = _normalised(graph, grouped, [2], epsilon)
-    weight, bias = [None if each is None else graph.reshape(each, (channels,) + (1,) * (len(x.shape) - 2)) for each in (weight, bias)]
-    return [_affine(graph, graph.reshape(value, x.shape), weight, bias)] + [graph.reshape(each, (batch, groups)) for each in (mean, root)]
 
 
 def _matmul(graph, result, a, b):
@@ -257,12 +197,12 @@ RULES = {
     "rsqrt.default": _reciprocal_root, "clamp.default": _clamp, "clamp.Tensor": _clamp, "hardtanh.default": _hardtanh,
     "gelu.default": _gelu, "where.self": _where, "_softmax.default": _softmax("Softmax"), "_log_softmax.default": _softmax("LogSoftmax"),
     "sum.dim_IntList": _sum, "sum.default": _sum, "mean.dim": _reduction("ReduceMean"), "mean.default": _reduction("ReduceMean"),
-    "amax.default": _reduction("ReduceMax"), "amin.default": _reduction("ReduceMin"), "any.dim": _any, "any.dims": _any, "any.default": _any,
-    "var_mean.correction": _var_mean, "var.correction": _var, "cumsum.default": _cumulated,
-    "native_layer_norm.default": _layer_norm, "native_group_norm.default": _group_norm,
+    "amax.default": _reduction("ReduceMax"), "amin.default": _reduction("ReduceMin"),
+    "any.dim": _any, "any.dims": _any, "any.default": _any,
+    "cumsum.default": _cumulated,
     "mm.default": _matmul, "bmm.default": _matmul, "addmm.default": _matmul_added, "baddbmm.default": _matmul_added,
     "clone.default": _identity, "alias.default": _identity, "detach.default": _identity, "_to_copy.default": _identity,
     "lift_fresh_copy.default": _identity, "contiguous.default": _identity, "copy.default": _copy,
     "full.default": _filled, "full_like.default": _filled, "arange.start_step": _arange, "scalar_tensor.default": _scalar,
-    **onnx_layout.RULES, **onnx_convolutions.RULES,
+    **onnx_layout.RULES, **onnx_normalisation.RULES, **onnx_convolutions.RULES,
 }

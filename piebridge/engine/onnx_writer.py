@@ -1,8 +1,8 @@
 """A training step as one standard ONNX file, which any inference runtime can run: opset 17, default domain, static shapes.
 
-Inputs and outputs go by name: `trained/<key>`, `frozen/<key>`, `buffer/<key>`, `index/<key>`, `state/<key>/<slot>`; the batch's own names
-(`inputs`, `targets`), `weights`, `rate`, `count`, `draw/<number>`. An output `next/<name>` is what the caller feeds into the input `<name>` of
-the next step; beside these stand `losses` and `outputs`.
+Inputs and outputs go by name: `trained/<key>`, `frozen/<key>`, `buffer/<key>`, `index/<key>`, `state/<key>/<slot>`; the batch's own
+names (`inputs`, `targets`), `weights`, `rate`, `count`, `draw/<number>`. An output `next/<name>` is what the caller feeds into the input
+`<name>` of the next step; beside these stand `losses` and `outputs`.
 """
 
 import json
@@ -18,6 +18,9 @@ from piebridge.engine.step_graph import BUFFER, FROZEN, INDEX, LOSSES, OUTPUTS, 
 
 NEXT = "next/"
 GENERAL = ("columns", "swapped")  # forms of a large kernel's weight gradient, see onnx_convolutions.py
+LARGEST_BYTES = 2 ** 31
+# what says only where and as what a result lies; its type is known from the result itself
+PLACEMENT = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
 KEPT = (TRAINED, FROZEN, BUFFER, INDEX, STATE)  # inputs that have names of their own among those of their role
 
 
@@ -33,11 +36,12 @@ def output_name(value):
 def to_onnx(step, tensors, is_frozen_constant=True, general="columns"):
     """onnx.ModelProto of a StepGraph.
 
-    tensors: {(role, name): tensor}, of which those are read that become constants: frozen ones, buffers that no step changes, and the indices
-    of partly trained tensors, unless is_frozen_constant is False: then these are inputs too. Inputs that nothing reads are left out.
+    tensors: {(role, name): tensor}, of which those are read that become constants: frozen ones, buffers that no step changes, and the
+    indices of partly trained tensors, unless is_frozen_constant is False: then these are inputs too. Of all these, what nothing reads is
+    left out.
     general: how the weight gradient of a kernel larger than 1x1 is computed, "columns" (joined shifts and one product) or "swapped" (a
     convolution with samples and channels swapped). The new value of a partly trained tensor is put out whole.
-    UserError where an operator has no standard form.
+    UserError where an operator has no standard form, and where the file would be larger than protobuf allows, 2 GiB.
     """
     if general not in GENERAL:
         raise UserError(f"general={general}: unknown form{closest(general, GENERAL)}; known: {', '.join(GENERAL)}")
@@ -61,7 +65,11 @@ def to_onnx(step, tensors, is_frozen_constant=True, general="columns"):
     outputs = [graph.named(output_name(value), _whole(graph, step, value, values[node], values))
                for node, value in zip(step.results, step.outputs)]
     feeds = {each.name: each.name[len(NEXT):] for each in outputs if each.name.startswith(NEXT)}
-    return graph.model(inputs, outputs, {"piebridge.feeds": json.dumps(feeds)})
+    model = graph.model(inputs, outputs, {"piebridge.feeds": json.dumps(feeds)})
+    if model.ByteSize() >= LARGEST_BYTES:
+        raise UserError(f"engine: the step with its frozen weights takes {model.ByteSize() >> 20} MiB, and an ONNX file holds 2048; "
+                        "use backend=eager")
+    return model
 
 
 def _converted(graph, node, values):
@@ -70,19 +78,18 @@ def _converted(graph, node, values):
     name = str(node.target).partition(".")[2] if str(node.target).startswith("aten.") else str(node.target)
     rule = RULES.get(name)
     if rule is None:
-        raise UserError(f"engine: operator {node.target} ({node.name}) has no standard ONNX form here; use backend=eager for this step")
+        raise UserError(f"engine: operator {node.target} ({node.name}) has no standard ONNX form here; use backend=eager")
     arguments, keywords = torch.fx.map_arg((list(node.args), dict(node.kwargs)), values.__getitem__)
     value = rule(graph, _result(node), *arguments, **_kept(keywords))
     if value is None:
         given = [list(each.meta["val"].shape) for each in node.all_input_nodes]
-        raise UserError(f"engine: {node.target} ({node.name}, of shapes {given}) has no standard ONNX form with these arguments; use backend=eager "
-                        "for this step")
+        raise UserError(f"engine: operator {node.target} ({node.name}, on shapes {given}) has no standard ONNX form with these arguments; "
+                        "use backend=eager")
     return value
 
 
 def _kept(keywords):
-    """Without what says only where a tensor lies."""
-    return {key: value for key, value in keywords.items() if key not in ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")}
+    return {key: value for key, value in keywords.items() if key not in PLACEMENT}
 
 
 def _result(node):

@@ -7,9 +7,9 @@ from piebridge.core.backends.quiet_imports import import_openvino
 from piebridge.core.backends.segment import threads
 from piebridge.core.errors import UserError
 from piebridge.engine.onnx_writer import input_name, output_name, to_onnx
-from piebridge.engine.step_graph import BATCH, COUNT, DRAW, LOSSES, OUTPUTS, RATE, WEIGHTS
+from piebridge.engine.step_arguments import GIVEN, given_tensors, given_values
+from piebridge.engine.step_graph import LOSSES, OUTPUTS
 
-GIVEN = (BATCH, WEIGHTS, RATE, COUNT, DRAW)  # in the order in which a run gets them
 LARGEST = 2 ** 31  # bytes of one protobuf message
 
 
@@ -23,19 +23,17 @@ class OpenVinoStep:
     """
 
     def __init__(self, step, tensors, precision="f32", **onnx_options):
-        self._tensor = import_openvino().Tensor
+        self._step, self._tensor = step, import_openvino().Tensor
         compiled = _compiled(step, tensors, precision, onnx_options)
         self._request = compiled.create_infer_request()
         self._held = {}  # name -> tensor that OpenVINO reads or writes
         read = {name for port in compiled.inputs for name in port.get_names()}
-        self._given = [(value, input_name(value)) for role in GIVEN for _, value in step.inputs_of(role)]
-        self._is_read = [name in read for _, name in self._given]
+        names = [input_name(value) for value in given_values(step)]
+        self._given = [name if name in read else None for name in names]
         self._staged = []  # (live tensor, contiguous copy) of what does not lie contiguously
         for value in step.inputs:
             name = input_name(value)
-            if value.role in (RATE, COUNT):
-                self._bind(name, torch.zeros((), dtype=value.dtype), name in read)
-            elif value.role not in GIVEN and name in read:
+            if value.role not in GIVEN and name in read:
                 tensor = tensors[value.role, value.name].detach()
                 self._bind(name, tensor if tensor.is_contiguous() else self._stage(tensor))
         live = {value: tensors[value.role, value.name].detach() for value in step.outputs if value.role not in (LOSSES, OUTPUTS)}
@@ -53,14 +51,9 @@ class OpenVinoStep:
 
     def results(self, batch, weights=None, rate=None, count=None, draws=()):
         """What is put out and not fed back, in the order of the step's outputs, until the next run; also for a graph without losses."""
-        given = [*batch, *[each for each in (weights, rate, count) if each is not None], *draws]
-        if len(given) != len(self._given):
-            raise UserError(f"openvino: the step takes {len(self._given)} values at each run, {len(given)} given")
-        for (value, name), is_read, tensor in zip(self._given, self._is_read, given):
-            if value.role in (RATE, COUNT):
-                self._held[name].fill_(tensor)
-            elif is_read:
-                self._bind(name, tensor.detach().contiguous())
+        for name, tensor in zip(self._given, given_tensors(self._step, batch, weights, rate, count, draws)):
+            if name is not None:
+                self._bind(name, tensor.detach())
         for live, staged in self._staged:
             staged.copy_(live)
         self._request.infer()
@@ -68,10 +61,9 @@ class OpenVinoStep:
             live.copy_(result)
         return self._results
 
-    def _bind(self, name, tensor, is_set=True):
+    def _bind(self, name, tensor):
         self._held[name] = tensor
-        if is_set:
-            self._request.set_tensor(name, self._tensor(tensor.numpy(), shared_memory=True))
+        self._request.set_tensor(name, self._tensor(tensor.numpy(), shared_memory=True))
 
     def _stage(self, live):
         staged = torch.empty(live.shape, dtype=live.dtype)
