@@ -88,9 +88,9 @@ def fake_mode():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_mode_of(values):
-    """The mode in which these fake tensors were made."""
-    return next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
+def fake_mode_of(tensor):
+    """The mode in which a fake tensor was made."""
+    return tensor.fake_mode
 
 
 def storage_key(tensor):

@@ -117,16 +117,22 @@ def peak_bytes(step):
     return Lifetimes(step).peak()[0]
 
 
-def forward_nodes(step):
-    """The nodes that the network's outputs depend on."""
+def forward_end(step, number):
+    """The largest number of a node that the network's outputs depend on; `number`: {node: number}. -1 where there is none."""
     pending = [node for node, value in zip(step.results, step.outputs) if value.role == OUTPUTS]
-    found = set()
+    seen = set(pending)
     while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
+        for argument in pending.pop().all_input_nodes:
+            if argument not in seen:
+                seen.add(argument)
+                pending.append(argument)
+    return max((number.get(node, -1) for node in seen), default=-1)
+
+
+def forward_nodes(step):
+    """The inputs, and the nodes up to the last one that the network's outputs depend on."""
+    nodes = list(step.graph.nodes)
+    return set(nodes[:forward_end(step, {node: position for position, node in enumerate(nodes)}) + 1])
 
 
 def release_after(step):

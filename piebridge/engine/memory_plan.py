@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
+import torch
+
 from piebridge.engine.arena import Arena, plan_arena
-from piebridge.engine.lifetime import Lifetimes, forward_nodes, holders_by_storage
+from piebridge.engine.lifetime import Lifetimes, forward_end, holders_by_storage, tensors_of
 from piebridge.engine.step_graph import BATCH, BUFFER, FROZEN, INDEX, STATE, TRAINED, WEIGHTS
 
 
@@ -66,8 +68,7 @@ def plan_memory(step):
     lifetimes = Lifetimes(step)
     live, spans = lifetimes.live_bytes(), lifetimes.spans()
     peak, position = lifetimes.peak()
-    forward = forward_nodes(step)
-    forward_end = max((number for node, number in lifetimes.number.items() if node in forward), default=-1)
+    last = forward_end(step, lifetimes.number)
     return MemoryPlan(
         peak_bytes=peak,
         peak_node=lifetimes.nodes[position].name if lifetimes.nodes else "",
@@ -77,8 +78,8 @@ def plan_memory(step):
         state_bytes=_input_bytes(step, STATE),
         batch_bytes=_input_bytes(step, BATCH, WEIGHTS, INDEX),
         timeline=[(node.name, size) for node, size in zip(lifetimes.nodes, live)],
-        forward_end=forward_end,
-        kept=_kept(step, lifetimes, spans, forward_end),
+        forward_end=last,
+        kept=_kept(step, lifetimes, spans, last),
         values=[storage.holders[0].name for storage in lifetimes.storages],
         arena=plan_arena([storage.bytes for storage in lifetimes.storages], spans),
     )
@@ -93,14 +94,15 @@ def _constant_bytes(step):
     return sum(getattr(step.graph_module, name).untyped_storage().nbytes() for name in names)
 
 
-def _kept(step, lifetimes, spans, forward_end):
+def _kept(step, lifetimes, spans, boundary):
     layers = _Layers(step)
     kept = []
     for storage, (first, last) in zip(lifetimes.storages, spans):
-        if first <= forward_end < last and not storage.is_kept:
-            value = storage.holders[0].meta["val"]
-            shape, dtype = (tuple(value.shape), str(value.dtype).replace("torch.", "")) if hasattr(value, "shape") else ((), "tuple")
-            kept.append(KeptValue(storage.holders[0].name, layers.of(storage.holders), shape, dtype, storage.bytes))
+        if first <= boundary < last and not storage.is_kept:
+            holder = next((each for each in storage.holders if isinstance(each.meta["val"], torch.Tensor)), storage.holders[0])
+            value = tensors_of(holder.meta["val"])[0]
+            dtype = str(value.dtype).rpartition(".")[2]
+            kept.append(KeptValue(holder.name, layers.of(storage.holders), tuple(value.shape), dtype, storage.bytes))
     return sorted(kept, key=lambda value: -value.bytes)
 
 
