@@ -34,10 +34,13 @@ def make_fx():
 
 
 def trace(function, examples, decompositions=None):
-    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants."""
-    tracer = make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="fake", _allow_non_fake_inputs=True)
-    with torch.no_grad():
-        return tracer(*examples)
+    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants.
+
+    In a fake mode without symbols, which refuses at its line what depends on values; make_fx's own would carry the unknown along.
+    """
+    mode = fake_mode()
+    with mode, torch.no_grad():
+        return make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="real")(*map(mode.from_tensor, examples))
 
 
 def is_data_dependent(error):
