@@ -96,6 +96,25 @@ def fake_mode():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fake_mode_of(tensor):
+    """The mode in which a fake tensor was made."""
+    return tensor.fake_mode
+
+
+def storage_key(tensor):
+    """What tells one storage from another, real or fake: tensors with equal keys share memory, as long as one of them lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def dispatch_mode():
+    """The base class of modes that see every ATen call."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode as found
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    return found
+
+
 @contextlib.contextmanager
 def exact_attention():
     """A context in which attention is traced in its plain form.
@@ -117,3 +136,45 @@ def exact_attention():
 def aten():
     """The ATen operators, `aten().relu.default` and so on."""
     return torch.ops.aten
+
+
+def callable_of(operator):
+    """What calling an operator calls in the end, without the Python method on the way, which costs as much as a small operator."""
+    return getattr(operator, "_op", operator)
+
+
+def into(operator):
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none."""
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
+        return None
+    packet, name = operator.overloadpacket, operator._overloadname
+    for candidate in ("out", f"{name}_out"):
+        if candidate in packet.overloads():
+            found = getattr(packet, candidate)
+            given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
+                return found
+    return None
+
+
+def compile_package(exported, path):
+    """Write a torch.export program as a `.pt2` package of compiled code."""
+    check_version()
+    try:
+        from torch._inductor import aoti_compile_and_package
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    aoti_compile_and_package(exported, package_path=str(path))
+
+
+def load_package(path):
+    """A `.pt2` package of compiled code as a callable."""
+    from torch._inductor import aoti_load_package
+
+    return aoti_load_package(str(path))
+
+
+def share_constants(package, tensors):
+    """Let a loaded package work on these tensors' memory. tensors: {name: tensor}; those that it does not know are left out."""
+    known = set(package.get_constant_fqns())
+    package.load_constants({name: tensor for name, tensor in tensors.items() if name in known}, check_full_update=False, user_managed=True)
