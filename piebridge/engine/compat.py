@@ -83,11 +83,6 @@ def functionalised(function):
     return functionalize(function, remove="mutations")
 
 
-def storage_of(value):
-    """What two tensors that share memory have in common, to be compared while both exist; None for what is no tensor."""
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
 def fake_mode():
     """A mode in which tensors have shapes, types and strides but no memory."""
     check_version()

@@ -18,7 +18,7 @@ def functionalise(traced, examples, decompositions):
     """
     order = {node: position for position, node in enumerate(traced.graph.nodes)}
     for node in order:
-        if _is_in_place(node) and not _has_another_name(node, order):
+        if _is_in_place(node) and not _has_another_name(node, order) and not _converts(node):
             plain = _plain(node.target)
             if plain is not None and plain not in decompositions:
                 _replace(node, plain, order)
@@ -34,11 +34,20 @@ def _is_in_place(node):
 
 def _has_another_name(node, order):
     """Whether the memory that a node writes is an input's, or is read later through another node than the one that it is given."""
-    written = compat.storage_of(node.args[0].meta.get("val"))
-    others = [other for other in order if other not in (node, node.args[0]) and order[other] < order[node]
-              and compat.storage_of(other.meta.get("val")) == written]
-    is_read = any(order[user] > order[node] for other in others for user in other.users)
-    return written is None or is_read or any(other.op == "placeholder" for other in others + [node.args[0]])
+    names = [other for other in order if order[other] < order[node] and _storage(other) == _storage(node.args[0])]
+    is_read = any(order[user] > order[node] for other in names if other is not node.args[0] for user in other.users)
+    return is_read or any(name.op == "placeholder" for name in names)
+
+
+def _storage(node):
+    value = node.meta.get("val")
+    return compat.storage_key(value) if isinstance(value, torch.Tensor) else node
+
+
+def _converts(node):
+    """Whether a result is rounded to the type of what it is written into."""
+    types = {other.meta["val"].dtype for other in node.all_input_nodes if other.meta["val"].dim() > 0}
+    return len(types) > 1
 
 
 def _plain(operator):

@@ -38,12 +38,16 @@ def of_an_input(x, y):
     return x.add_(y), x.relu_()
 
 
+def rounded(x, y):
+    return x.bfloat16().mul_(y)
+
+
 def lowered(x, y):
     return torch.nn.functional.silu(x + y, inplace=True)
 
 
 @pytest.mark.parametrize("function, is_traced_again", [(sums, False), (through_a_view, True), (read_through_a_view, True),
-                                                       (before_and_after, False), (of_an_input, False), (lowered, True)])
+                                                       (before_and_after, False), (of_an_input, False), (rounded, True), (lowered, True)])
 def test_computes_the_same_without_in_place_operators(monkeypatch, function, is_traced_again):
     examples, table = [torch.randn(3, 4), torch.randn(3, 4)], compat.core_decompositions()
     traced = compat.trace(function, examples, {})
