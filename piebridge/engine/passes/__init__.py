@@ -8,6 +8,7 @@ import logging
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.engine.passes import (
+    batch_norm_gradients,
     common_subexpressions,
     dead_code,
     fold_batch_norm,
@@ -34,6 +35,7 @@ PASSES = {
     "plain_softmax": plain_softmax.run,
     "join_selected": join_selected.run,
     "split_convolution_backward": _of_graph(split_convolution_backward.run),
+    "batch_norm_gradients": batch_norm_gradients.run,
     "fold_batch_norm": fold_batch_norm.run,
     "fold_constants": fold_constants.run,
     "common_subexpressions": _of_graph(common_subexpressions.run),
