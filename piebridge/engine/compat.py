@@ -12,7 +12,8 @@ OLDEST = (2, 6)
 
 def _unsupported(reason):
     oldest = ".".join(map(str, OLDEST))
-    return UserError(f"engine: needs PyTorch {oldest} or newer, and this is {torch.__version__} ({reason}); pip install -U torch, or use step=eager")
+    return UserError(f"engine: needs PyTorch {oldest} or newer, and this is {torch.__version__} ({reason}); pip install -U torch, or use "
+                     "step=eager")
 
 
 def check_version():
@@ -30,6 +31,20 @@ def make_fx():
     except ImportError as error:
         raise _unsupported(str(error)) from None
     return found
+
+
+def trace(function, examples, decompositions=None):
+    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants."""
+    tracer = make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="fake", _allow_non_fake_inputs=True)
+    with torch.no_grad():
+        return tracer(*examples)
+
+
+def is_data_dependent(error):
+    """Whether a trace failed because a shape or a branch needs the values of a tensor."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)) or "_local_scalar_dense" in str(error)
 
 
 def core_decompositions():
@@ -92,18 +107,52 @@ def dispatch_mode():
     return found
 
 
+@contextlib.contextmanager
 def exact_attention():
     """A context in which attention is traced in its plain form.
 
-    The CPU flash kernel's registered lowering gives gradients that are 25 to 58 times off.
+    The CPU flash kernel's registered lowering gives gradients that are 25 to 58 times off, and frozen encoder layers would become one
+    call of a kernel for inference, which no other runtime has.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    stack = contextlib.ExitStack()
-    stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-    return stack
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
 
 
 def aten():
     """The ATen operators, `aten().relu.default` and so on."""
     return torch.ops.aten
+
+
+def callable_of(operator):
+    """What calling an operator calls in the end, without the Python method on the way, which costs as much as a small operator."""
+    return getattr(operator, "_op", operator)
+
+
+def into(operator):
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none.
+
+    `out` may be one of the arguments. Those that were generated compute elsewhere and copy, which saves no memory.
+    """
+    if operator is aten().relu.default:
+        return _relu_into
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
+        return None
+    packet, name = operator.overloadpacket, operator._overloadname
+    for candidate in ("out", f"{name}_out"):
+        if candidate in packet.overloads():
+            found = getattr(packet, candidate)
+            given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments] and torch.Tag.generated not in found.tags:
+                return found
+    return None
+
+
+def _relu_into(values, out):
+    return aten().clamp_min.out(values, 0, out=out)

@@ -4,6 +4,9 @@ import functools
 
 import torch.nn.functional as F
 
+from piebridge.core.errors import UserError
+from piebridge.core.names import closest
+
 
 def cross_entropy(outputs, targets, label_smoothing=0.0):
     """outputs [B, C], targets int [B]."""
@@ -18,7 +21,15 @@ def token_cross_entropy(outputs, targets):
 
 
 def smoothed(label_smoothing):
+    """Cross entropy against targets of which the share `label_smoothing` (0..1) is spread over all classes."""
     return functools.partial(cross_entropy, label_smoothing=label_smoothing)
 
 
 LOSSES = {"cross_entropy": cross_entropy, "token_cross_entropy": token_cross_entropy}
+
+
+def loss_of(name):
+    """The loss of this name; UserError where there is none."""
+    if name not in LOSSES:
+        raise UserError(f"loss {name!r}: unknown{closest(name, LOSSES)}; known: {', '.join(LOSSES)}")
+    return LOSSES[name]

@@ -40,6 +40,16 @@ class Value:
             size *= extent
         return size
 
+    def check(self, tensor):
+        """UserError where a tensor has not this shape and type: a step was captured for one."""
+        if tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype:
+            return
+        cure = "capture a step for that"
+        if self.role in (BATCH, WEIGHTS) and tensor.dtype == self.dtype:
+            cure += ", or fill the batch up with samples of weight 0"
+        given, needed = f"{tensor.dtype} {list(tensor.shape)}", f"{self.dtype} {list(self.shape)}"
+        raise UserError(f"step: {self.name} is {given}, and the step was captured for {needed}; {cure}")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -77,9 +87,14 @@ class StepGraph:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
     @property
+    def output(self):
+        """The node behind all others, which puts out the results."""
+        return next(iter(reversed(self.graph.nodes)))
+
+    @property
     def results(self):
         """The nodes that are put out, in the order of `outputs`."""
-        return list(next(iter(reversed(self.graph.nodes))).args[0])
+        return list(self.output.args[0])
 
     def inputs_of(self, *roles):
         """[(position, Value)] of the inputs with one of these roles."""
@@ -122,4 +137,6 @@ class StepGraph:
         """Run it as it stands: one tensor per input -> one per output."""
         if len(arguments) != len(self.inputs):
             raise UserError(f"step: takes {len(self.inputs)} inputs, {len(arguments)} given")
+        for value, tensor in zip(self.inputs, arguments):
+            value.check(tensor)
         return self.graph_module(*arguments)
