@@ -14,8 +14,21 @@ def insert(step, target, *arguments, **options):
     """A call at the graph's insertion point, its `meta["val"]` filled in. Arguments: nodes, numbers, lists."""
     node = step.graph.call_function(target, arguments, options)
     values, named = torch.fx.map_arg((arguments, options), lambda each: each.meta["val"])
-    with torch.no_grad():
+    with compat.fake_mode_of(step.placeholders[0].meta["val"]), torch.no_grad():
         node.meta["val"] = target(*values, **named)
+    return node
+
+
+def insert_constant(step, name, tensor):
+    """The node of a constant of the graph module, made unless it is there; for a pass's own fixed tables."""
+    for node in step.graph.nodes:
+        if node.op == "get_attr" and node.target == name:
+            return node
+    step.graph_module.register_buffer(name, tensor)
+    first = next(node for node in step.graph.nodes if node.op != "placeholder")
+    with step.graph.inserting_before(first):
+        node = step.graph.get_attr(name)
+    node.meta["val"] = compat.fake_mode_of(step.placeholders[0].meta["val"]).from_tensor(tensor)
     return node
 
 
