@@ -11,11 +11,15 @@ def aten():
 
 
 def insert(step, target, *arguments, **options):
-    """A call at the graph's insertion point, its `meta["val"]` filled in. Arguments: nodes, numbers, lists."""
-    node = step.graph.call_function(target, arguments, options)
+    """A call at the graph's insertion point, its `meta["val"]` filled in. Arguments: nodes, numbers, lists.
+
+    What the operator raises for these arguments passes through, and the graph is as before.
+    """
     values, named = torch.fx.map_arg((arguments, options), lambda each: each.meta["val"])
     with compat.fake_mode_of(step.placeholders[0].meta["val"]), torch.no_grad():
-        node.meta["val"] = target(*values, **named)
+        value = target(*values, **named)
+    node = step.graph.call_function(target, arguments, options)
+    node.meta["val"] = value
     return node
 
 
@@ -101,3 +105,12 @@ def per_channel(node, value, still):
 def along(step, vector, other, dim):
     """A vector [n], in whatever shape it has, seen so that it goes along dimension `dim` of `other`."""
     return insert(step, aten().view.default, vector, [-1 if each == dim else 1 for each in range(len(shape(other)))])
+
+
+def laid_out_like(step, node, new):
+    """`new`, or a copy of it that has the strides of `node`: what reads it may be a view that other strides do not allow."""
+    if strides(new) == strides(node):
+        return new
+    layouts = (torch.contiguous_format, torch.channels_last) if len(shape(node)) == 4 else (torch.contiguous_format,)
+    layout = next((each for each in layouts if node.meta["val"].is_contiguous(memory_format=each)), torch.contiguous_format)
+    return insert(step, aten().clone.default, new, memory_format=layout)

@@ -81,7 +81,7 @@ def _view(step, node):
     with step.graph.inserting_before(node):
         try:
             return edit.insert(step, compat.aten().view.default, base, list(edit.shape(node)))
-        except RuntimeError:  # strides that only the steps between allow
+        except (RuntimeError, ValueError):  # strides that only the steps between allow
             return None
 
 
