@@ -9,7 +9,7 @@ import operator
 from torch import fx
 
 from piebridge.engine.lifetime import Lifetimes
-from piebridge.engine.propagate import insert
+from piebridge.engine.passes.edit import insert
 
 CHEAP = frozenset("""
     abs add bitwise_and bitwise_not bitwise_or bitwise_xor cat clamp clamp_max clamp_min clone constant_pad_nd copy cos div elu eq erf exp

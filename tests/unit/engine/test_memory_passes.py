@@ -245,7 +245,7 @@ def test_order_finds_the_best_of_all_orders_of_a_small_graph():
     lifetimes = Lifetimes(step)
     head = [number for number, node in enumerate(lifetimes.nodes) if node in forward_nodes(step)][:7]
     rest = [number for number in range(len(lifetimes.nodes)) if number not in head]
-    needs = order._Schedule(step, lifetimes).needs
+    needs = order.Schedule(step, lifetimes).needs
     peaks = []
     for choice in itertools.permutations(head):
         place = {number: position for position, number in enumerate(choice)}
