@@ -12,8 +12,8 @@ from piebridge.engine.capture import StepSettings, capture
 from piebridge.engine.lifetime import Lifetimes, forward_nodes, peak_bytes
 from piebridge.engine.losses import cross_entropy
 from piebridge.engine.memory_plan import plan_memory
-from piebridge.engine.packed_masks import pack, unpack
 from piebridge.engine.passes import activation_masks, early_update, order, recompute, shape_only
+from piebridge.engine.passes.packed_masks import pack, unpack
 from piebridge.engine.propagate import propagate
 from piebridge.engine.step_graph import Part, Value
 from piebridge.engine.update_rules import SGD, AdamW
