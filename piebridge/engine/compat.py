@@ -34,10 +34,13 @@ def make_fx():
 
 
 def trace(function, examples, decompositions=None):
-    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants."""
-    tracer = make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="fake", _allow_non_fake_inputs=True)
-    with torch.no_grad():
-        return tracer(*examples)
+    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants.
+
+    In a fake mode without symbols, which refuses at its line what depends on values; make_fx's own would carry the unknown along.
+    """
+    mode = fake_mode()
+    with mode, torch.no_grad():
+        return make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="real")(*map(mode.from_tensor, examples))
 
 
 def is_data_dependent(error):
@@ -156,3 +159,26 @@ def into(operator):
 
 def _relu_into(values, out):
     return aten().clamp_min.out(values, 0, out=out)
+
+
+def compile_package(exported, path):
+    """Write a torch.export program as a `.pt2` package of compiled code."""
+    check_version()
+    try:
+        from torch._inductor import aoti_compile_and_package
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    aoti_compile_and_package(exported, package_path=str(path))
+
+
+def load_package(path):
+    """A `.pt2` package of compiled code as a callable."""
+    from torch._inductor import aoti_load_package
+
+    return aoti_load_package(str(path))
+
+
+def share_constants(package, tensors):
+    """Let a loaded package work on these tensors' memory. tensors: {name: tensor}; those that it does not know are left out."""
+    known = set(package.get_constant_fqns())
+    package.load_constants({name: tensor for name, tensor in tensors.items() if name in known}, check_full_update=False, user_managed=True)

@@ -11,11 +11,14 @@ from torch import nn
 
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
-from piebridge.engine.capture import StepSettings, capture
+from piebridge.engine.capture import capture
+from piebridge.engine.channel_choice import FISHER, fisher_information
 from piebridge.engine.losses import LOSSES
 from piebridge.engine.passes import run_passes
 from piebridge.engine.program import ACCUMULATE, UPDATE, StepProgram
 from piebridge.engine.program_cache import ProgramCache
+from piebridge.engine.scheme import Scheme
+from piebridge.engine.step_function import StepSettings
 from piebridge.engine.step_graph import BUFFER, FROZEN, INDEX, STATE, TRAINED, Part
 from piebridge.engine.update_rules import RULES
 
@@ -24,9 +27,10 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """clip, accumulation, is_training: see capture.StepSettings. seed: of dropout's draws. off: names of passes to leave out.
-    is_channels_last: for the reference executor; None where the network has 2-d convolutions. cache: True for the user's cache folder,
-    False for none, or a folder.
+    """clip, accumulation, is_training: see step_function.StepSettings. seed: of dropout's draws. off: names of passes to leave out.
+    is_channels_last: for the reference executor; None where the network has 2-d convolutions. candidates: names of executors to measure
+    beside the reference (see candidates.py), "all", or None to take the reference unmeasured; tolerance: that they have to keep.
+    cache: True for the user's cache folder, False for none, or a folder.
     """
 
     clip: Optional[float] = None
@@ -35,39 +39,71 @@ class CompileSettings:
     seed: int = 0
     off: Tuple[str, ...] = ()
     is_channels_last: Optional[bool] = None
+    candidates: Union[None, str, Tuple[str, ...]] = None
+    tolerance: float = 1e-3
     cache: Union[bool, str] = True
+
+    @property
+    def of_step(self):
+        return StepSettings(clip=self.clip, accumulation=self.accumulation, is_training=self.is_training)
 
 
 def compile(module, loss="cross_entropy", optimizer="sgd", scheme=None, example=None, **settings):
     """A StepProgram that trains `module`, which itself stays as it is; `program.load_into(module)` brings the tuned values.
 
     loss: a name from losses.py, or (outputs, *targets) -> float [B]. optimizer: a name from update_rules.py or a rule. scheme: what is
-    trained: a scheme.Scheme, its text, file or preset; {key: Part}; None for everything. example: (inputs, targets), each a tensor or a
-    tuple of tensors, with the shapes and types of every batch to come. settings: of CompileSettings.
-    UserError where the network cannot be traced, and for an unknown name.
+    trained: a scheme.Scheme, its text, file or preset; {key: Part}; None for everything. Channels by Fisher information are chosen on the
+    example. example: (inputs, targets), each a tensor or a tuple of tensors, with the shapes and types of every batch to come.
+    settings: of CompileSettings. UserError where the network cannot be traced, and for an unknown name.
     """
-    started = time.perf_counter()
-    settings = _settings(settings)
+    watch, settings = _Stopwatch(), _settings(settings)
     if not isinstance(example, (tuple, list)) or len(example) != 2:
         raise UserError("engine: compile needs example=(inputs, targets), a batch as the step will get it")
-    parts, scheme_text = _parts(scheme, module, example)
-    steps = _captured(module, _named(loss, LOSSES, "loss"), _rule(optimizer), parts, tuple(example), settings)
+    loss, rule = _named(loss, LOSSES, "loss"), _rule(optimizer)
+    parts, scheme_text = _parts(scheme, module, loss, example)
+    watch.lap("scheme")
+    steps = _captured(module, loss, rule, parts, example, settings)
+    own = _tensors(steps, module)
     facts = {"scheme": scheme_text, "settings": _kept_settings(settings, module), "mixes_samples": _mixing_layer(module, settings)}
-    tensors = _tensors(steps, module)
+    watch.lap("capture")
     cache = ProgramCache(None if settings.cache is True else settings.cache) if settings.cache else None
-    key = cache.key(steps, tensors, dict(facts, settings=dict(facts["settings"], seed=None))) if cache else None
+    key = cache.key(steps, own, dict(facts, settings=dict(facts["settings"], seed=None))) if cache else None
     found = cache.find(key) if cache else None
     if found:
-        steps, cached, _ = found
-        tensors = {name: tensors[name] if name[0] == TRAINED else tensor for name, tensor in cached.items()}
+        steps, cached, before = found
+        tensors, facts["choice"] = {name: own.get(name, tensor) for name, tensor in cached.items()}, before.get("choice")
+        watch.lap("cache")
     else:
-        tensors = _passed(steps, tensors, settings.off)
-        if cache:
-            cache.keep(key, steps, tensors, facts)
-    facts.update(compile_seconds=time.perf_counter() - started, is_cached=bool(found))
-    LOG.info("engine: compiled in %.1f s%s: %d calls", facts["compile_seconds"], " (from the cache)" if found else "",
-             sum(node.op == "call_function" for node in steps[UPDATE].graph.nodes))
-    return StepProgram(steps, tensors, facts)
+        tensors = _passed(steps, own, settings.off)
+        watch.lap("passes")
+    executor = _executor(settings, facts, module, loss, rule, example)
+    program = StepProgram(steps, tensors, facts, executor)
+    program.facts.update(choice=getattr(executor, "choice", None), is_cached=bool(found))
+    watch.lap("executor")
+    if cache and not found:
+        cache.keep(key, steps, tensors, program.facts)
+        watch.lap("cache")
+    program.facts.update(compile_phases=watch.seconds, compile_seconds=sum(watch.seconds.values()))
+    _report(program)
+    return program
+
+
+class _Stopwatch:
+    """seconds: {phase: since the end of the one before}."""
+
+    def __init__(self):
+        self.seconds, self._last = {}, time.perf_counter()
+
+    def lap(self, phase):
+        now = time.perf_counter()
+        self.seconds[phase], self._last = now - self._last, now
+
+
+def _report(program):
+    phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in program.facts["compile_phases"].items())
+    calls = sum(node.op == "call_function" for node in program.steps[UPDATE].graph.nodes)
+    LOG.info("engine: %s in %.1f s (%s): %d calls", "found in the cache" if program.facts["is_cached"] else "compiled",
+             program.compile_seconds, phases, calls)
 
 
 def _settings(given):
@@ -75,7 +111,7 @@ def _settings(given):
     for name in given:
         if name not in known:
             raise UserError(f"engine: no setting {name!r}; there are {', '.join(known)}{closest(name, known)}")
-    settings = CompileSettings(**dict(given, off=tuple(given.get("off", ()))))
+    settings = CompileSettings(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
     if settings.accumulation < 1:
         raise UserError(f"engine: accumulation={settings.accumulation}; it counts batches per update, from 1")
     return settings
@@ -94,22 +130,34 @@ def _rule(optimizer):
     return rule() if isinstance(rule, type) else rule
 
 
-def _parts(scheme, module, example):
+def _parts(scheme, module, loss, example):
     """({key: Part}, text of the scheme)."""
     if scheme is None:
         return {key: Part() for key, _ in module.named_parameters()}, "everything"
-    if isinstance(scheme, dict):
+    if isinstance(scheme, dict) and all(isinstance(part, Part) for part in scheme.values()):
         return scheme, "parts"
-    from piebridge.engine.scheme import Scheme
-
-    scheme = scheme if isinstance(scheme, Scheme) else Scheme.read(scheme)
-    return scheme.resolve(module, example), str(scheme)
+    scheme = Scheme.read(scheme)
+    scores = fisher_information(module, loss, [tuple(example)]) if scheme.channels == FISHER else None
+    return scheme.resolve(module, example[0], scores), scheme.text()
 
 
 def _captured(module, loss, rule, parts, example, settings):
-    step_settings = StepSettings(clip=settings.clip, accumulation=settings.accumulation, is_training=settings.is_training)
     names = (UPDATE, ACCUMULATE) if settings.accumulation > 1 else (UPDATE,)
-    return {name: capture(module, loss, rule, parts, example, step_settings, is_accumulating=name == ACCUMULATE) for name in names}
+    batch = tuple(example)
+    return {name: capture(module, loss, rule, parts, batch, settings.of_step, is_accumulating=name == ACCUMULATE) for name in names}
+
+
+def _executor(settings, facts, module, loss, rule, example):
+    """What makes the executors; None for the reference."""
+    if settings.candidates is None:
+        return None
+    from piebridge.engine.backends import FastestExecutor
+    from piebridge.engine.candidates import Origin
+
+    batch = [tensor for values in example for tensor in (values if isinstance(values, tuple) else (values,))]
+    candidates = None if settings.candidates == "all" else settings.candidates
+    return FastestExecutor(batch, Origin(module, loss, rule, settings.of_step), facts.get("choice"), tolerance=settings.tolerance,
+                           candidates=candidates)
 
 
 def _kept_settings(settings, module):
@@ -118,7 +166,7 @@ def _kept_settings(settings, module):
     del kept["cache"]
     if settings.is_channels_last is None:
         kept["is_channels_last"] = any(isinstance(each, nn.Conv2d) for each in module.modules())
-    return dict(kept, off=list(settings.off))
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in kept.items()}
 
 
 def _mixing_layer(module, settings):

@@ -161,8 +161,14 @@ class StepProgram:
 
     @classmethod
     def read(cls, path, executor=None):
-        """The program of a file, at its beginning. UserError where the file is not one; it runs no code."""
+        """The program of a file, at its beginning, on the executor that was chosen when it was compiled, or on another. UserError where the
+        file is not one, and where that executor cannot run here; no code from the file is run.
+        """
         steps, tensors, facts, content_hash = read_program(path)
+        if executor is None and facts.get("choice"):
+            from piebridge.engine.backends import FastestExecutor
+
+            executor = FastestExecutor(choice=facts["choice"])
         return cls(steps, tensors, facts, executor, content_hash)
 
     def write_state(self, path):

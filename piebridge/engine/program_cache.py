@@ -1,7 +1,10 @@
 """Compiled programs kept on the disk, found again by what they were compiled from."""
 
+import hashlib
 import logging
 import os
+import platform
+from pathlib import Path
 
 import torch
 
@@ -10,7 +13,6 @@ from piebridge.core.files import expand_user, user_cache_folder
 from piebridge.engine.program_file import content_key, read_program, write_program
 
 LOG = logging.getLogger(__name__)
-ENGINE_VERSION = 1  # raised with every change of what passes compute
 MOST_BYTES = 4 << 30
 SUFFIX = ".safetensors"
 
@@ -25,9 +27,9 @@ class ProgramCache:
         self._most_bytes = most_bytes
 
     def key(self, steps, tensors, facts):
-        """Hash of the captured graphs, the frozen tensors, `facts`, and the versions of what compiles."""
-        versions = {"torch": torch.__version__, "engine": ENGINE_VERSION, "threads": torch.get_num_threads()}
-        return content_key(steps, tensors, dict(facts, versions=versions))
+        """Hash of the captured graphs, the frozen tensors, `facts`, the versions of what compiles, and the machine it is compiled for."""
+        machine = {"processors": os.cpu_count(), "threads": torch.get_num_threads(), "kind": platform.machine()}
+        return content_key(steps, tensors, dict(facts, torch=torch.__version__, engine=_engine_hash(), machine=machine))
 
     def find(self, key):
         """(steps, tensors, facts) of an entry, or None; an entry that cannot be read goes."""
@@ -61,3 +63,11 @@ class ProgramCache:
             total += path.stat().st_size
             if number and total > self._most_bytes:
                 path.unlink()
+
+
+def _engine_hash():
+    """Of the engine's own source: whatever changes there may change what is compiled."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -56,6 +56,25 @@ def test_everything_is_trained_where_no_scheme_says_otherwise():
     assert_same_training(program, Plain(network(), AdamW(), everything(network()), 0.05))
 
 
+@pytest.mark.parametrize("channels", ["first", "fisher"])
+def test_takes_a_scheme_as_text(channels):
+    program = compiled(network(), scheme=f"weights: {{'9': 1/2}}\nbias: ['9']\nchannels: {channels}")
+    assert {name: tuple(tensor.shape) for name, tensor in program.state().items()} == {
+        "trained/9.weight": (5, 12), "trained/9.bias": (5,), "step_count": (1,)}
+    assert f"channels: {channels}" in program.facts["scheme"] or channels == "first"
+    before, losses = network().state_dict(), [float(program(*batches(1)[0], rate=0.1)[0].mean()) for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+    changed = {key for key, tensor in program.load_into(network()).state_dict().items() if not torch.equal(tensor, before[key])}
+    assert changed == {"9.weight", "9.bias"}
+
+
+def test_says_what_compiling_took():
+    fresh, again = compiled(network()), compiled(network())
+    assert list(fresh.facts["compile_phases"]) == ["scheme", "capture", "passes", "executor", "cache"]
+    assert list(again.facts["compile_phases"]) == ["scheme", "capture", "cache", "executor"]
+    assert fresh.compile_seconds == pytest.approx(sum(fresh.facts["compile_phases"].values()))
+
+
 def test_the_passes_can_be_left_out():
     kept = compiled(network(), scheme=some_channels(), cache=False)
     left_out = compiled(network(), scheme=some_channels(), off=list(PASSES), cache=False)
