@@ -54,6 +54,8 @@ PASSES = {
     "order": _of_graph(order.run),
 }
 
+TRADING_TIME = ("activation_masks", "recompute")  # for memory; only the reference executor, which follows the plan, gains by them
+
 
 def run_passes(step, tensors, off=()):
     """Run all passes but those named in `off` -> {name: how many nodes it changed}.

@@ -1,8 +1,8 @@
 """Apply each gradient as soon as it exists, so that neither it nor what it was made from waits for the others.
 
 Autograd returns all gradients before the first update; a static graph need not. A new value comes after every reader of the old one,
-so that an executor may write it into the old tensor at once. An update that would itself be the peak is put off: where a layer's weight is
-larger than its activations, as that of the last layer often is, these are cheaper to keep for a while than the gradient is to make now.
+so that an executor may write it into the old tensor at once. An update that would itself be the peak is put off to the end: where a
+layer's weight is larger than its activations, as that of the last layer often is, these are cheaper to keep than the gradient is to make.
 """
 
 from piebridge.engine.lifetime import WRITTEN, Lifetimes
@@ -16,28 +16,30 @@ def run(step):
     schedule = Schedule(step, lifetimes)
     given = schedule.repaired(list(range(len(lifetimes.nodes))))
     owners = _owners(step, lifetimes)
-    order = _early_order(schedule, given, owners)
+    late = set()
+    order = _early_order(schedule, given, owners, late)
     while True:
         peak, position = lifetimes.peak(order)
         large = owners.get(order[position])
-        if large is None:
+        if large is None or large in late:
             break
-        fewer = {node: owner for node, owner in owners.items() if owner != large}
-        candidate = _early_order(schedule, given, fewer)
+        candidate = _early_order(schedule, given, owners, late | {large})
         if lifetimes.peak(candidate)[0] >= peak:
             break
-        owners, order = fewer, candidate
+        late, order = late | {large}, candidate
     reorder(step, [lifetimes.nodes[number] for number in order])
     return sum(position != number for position, number in enumerate(order))
 
 
-def _early_order(schedule, given, owners):
-    """The given order, but for the nodes that have owners: they follow right after the last of the others that they wait for."""
+def _early_order(schedule, given, owners, late):
+    """The given order, but for the nodes that have owners: they follow right after the last of the others that they wait for, or, where
+    their owner is among `late`, at the end.
+    """
     rank = {node: place for place, node in enumerate(given)}
     triggers, waiting = {}, {}
     for node in given:
-        if node in owners:
-            triggers[node] = max((triggers[each] if each in owners else rank[each] for each in schedule.needs[node]), default=-1)
+        if node in owners and owners[node] not in late:
+            triggers[node] = max((triggers.get(each, rank[each]) for each in schedule.needs[node]), default=-1)
             waiting.setdefault(triggers[node], []).append(node)
     order, done = [], set()
 
@@ -53,7 +55,7 @@ def _early_order(schedule, given, owners):
             emit(node)
             for update in waiting.get(place, ()):
                 emit(update)
-    for node in given:  # what reads inputs alone and nothing has asked for
+    for node in given:  # the late ones, and what reads inputs alone and nothing has asked for
         emit(node)
     return order
 
