@@ -156,7 +156,8 @@ def _executor(settings, facts, module, loss, rule, example):
     from piebridge.engine.candidates import Origin
 
     batch = [tensor for values in example for tensor in (values if isinstance(values, tuple) else (values,))]
-    candidates = None if settings.candidates == "all" else settings.candidates
+    names = (settings.candidates,) if isinstance(settings.candidates, str) else settings.candidates
+    candidates = None if "all" in names else names
     return FastestExecutor(batch, Origin(module, loss, rule, settings.of_step), facts.get("choice"), tolerance=settings.tolerance,
                            candidates=candidates)
 
