@@ -1,5 +1,7 @@
 """A training step compiled by TorchInductor: when it first runs, or ahead of that into a `.pt2` package, which runs without tracing."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -74,6 +76,8 @@ class PackagedStep:
 
     def __init__(self, step, tensors, path):
         self._step, self._held = step, StepModule(step, tensors)
+        if not Path(path).is_file():
+            raise UserError(f"{path}: no such file")
         try:
             self._package = compat.load_package(path)
         except RuntimeError as error:
@@ -87,7 +91,7 @@ class PackagedStep:
         return losses, outputs
 
 
-def write_package(step, tensors, path):
+def write_package(path, step, tensors):
     """Compile a StepGraph ahead of time into a `.pt2` package; needs a C++ compiler, here but not where it runs.
 
     tensors: {(role, name): tensor}, examples for shapes; the package holds a copy of their values.

@@ -13,7 +13,7 @@ from piebridge.engine.update_rules import AdamW
 
 pytest.importorskip("onnx", reason="the package onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
-TOLERANCE = 1e-4
+TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -62,7 +62,7 @@ def test_loss_curves_of_twenty_steps(one_thread, name):
     _, curve = compared(OnnxStep, *step_of(name, "full"), steps=20)
     assert curve[-1][0] < curve[0][0]
     for found, expected in curve:
-        assert found == pytest.approx(expected, rel=1e-3)
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_live_tensors_stay_the_same_objects(one_thread):
