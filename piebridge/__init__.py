@@ -4,7 +4,16 @@ Importing this package imports nothing heavy; torch is loaded by the first call.
 """
 
 __version__ = "0.1.0"
-__all__ = ["load_network", "load_proxy_set", "predict", "train"]
+__all__ = ["engine", "load_network", "load_proxy_set", "predict", "train"]
+
+
+def __getattr__(name):
+    """`piebridge.engine` without importing it first; it needs a newer torch than the rest."""
+    if name == "engine":
+        import importlib
+
+        return importlib.import_module("piebridge.engine")
+    raise AttributeError("module 'piebridge' has no attribute {!r}".format(name))
 
 
 def load_network(name_or_path, is_pretrained=True):

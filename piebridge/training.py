@@ -30,6 +30,7 @@ from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.few_shot import limit_labels
 from piebridge.core.files import write_text
 from piebridge.core.graph import INPUT
+from piebridge.core.head_first import train_head_first
 from piebridge.core.interrupt import interruptible
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
@@ -193,6 +194,8 @@ def _run(work, checkpoint, record):
 def _train_and_save(work, checkpoint, record):
     """Prepare, loop, bridge, save. Nothing of it is held any more on return."""
     folder, clock, config = work.folder, work.clock, work.config
+    if config.pet.head_first and not checkpoint:
+        train_head_first(work)
     parts = build_parts(work)
     trainable = parts.step.trainable
     record["results"].update(trainable_parameters=trainable.count(), trainable_share=trainable.share())

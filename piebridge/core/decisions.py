@@ -31,8 +31,21 @@ class Decisions:
         self.values[name] = value
         self.save()
 
+    def section(self, name):
+        """The decisions of a part of the run, kept among this one's under `name`."""
+        return _Section(self, name)
+
     def save(self):
         write_json(self._path, {"values": self.values, "clock": self._clock.state()})
+
+
+class _Section(Decisions):
+    def __init__(self, whole, name):
+        self._whole = whole
+        self.values = whole.values.setdefault(name, {})
+
+    def save(self):
+        self._whole.save()
 
 
 def _is_clock(state):

@@ -99,19 +99,23 @@ def _is_functional(graph):
 def _without_other_names(step):
     """The same tensor under another name: autograd's own bookkeeping, and without in-place operators clones too."""
     aten = compat.aten()
-    same = {aten.alias.default, aten.detach.default}
+    position = {aten.alias.default: 0, aten.detach.default: 0}
     if _is_functional(step.graph):
-        same |= {aten.clone.default, aten.lift_fresh_copy.default}
+        position.update({aten.clone.default: 0, aten.lift_fresh_copy.default: 0, aten.copy.default: 1})
     for node in list(step.graph.nodes):
-        if node.target in same and _has_layout_of(node, node.args[0]):
-            node.replace_all_uses_with(node.args[0])
+        source = node.args[position[node.target]] if node.target in position else None
+        if source is not None and _is_laid_out_alike(node, source):
+            node.replace_all_uses_with(source)
             step.graph.erase_node(node)
     step.graph.eliminate_dead_code()
 
 
-def _has_layout_of(node, source):
-    """Whether the strides are the same. Constants, which have no fake tensor yet, are only lifted, never laid out anew."""
-    return source.op == "get_attr" or node.meta["val"].stride() == source.meta["val"].stride()
+def _is_laid_out_alike(node, source):
+    """Constants, which have no fake tensor yet, are only lifted, never laid out anew."""
+    if source.op == "get_attr":
+        return True
+    before, after = source.meta["val"], node.meta["val"]
+    return before.dtype == after.dtype and before.shape == after.shape and before.stride() == after.stride()
 
 
 def _without_constant_buffers(step):

@@ -34,10 +34,13 @@ def make_fx():
 
 
 def trace(function, examples, decompositions=None):
-    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants."""
-    tracer = make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="fake", _allow_non_fake_inputs=True)
-    with torch.no_grad():
-        return tracer(*examples)
+    """GraphModule of the ATen calls that `function` makes, lowered by {operator: function}; tensors that it holds become constants.
+
+    In a fake mode without symbols, which refuses at its line what depends on values; make_fx's own would carry the unknown along.
+    """
+    mode = fake_mode()
+    with mode, torch.no_grad():
+        return make_fx()(function, decomposition_table=decompositions or {}, tracing_mode="real")(*map(mode.from_tensor, examples))
 
 
 def is_data_dependent(error):
@@ -88,6 +91,25 @@ def fake_mode():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fake_mode_of(tensor):
+    """The mode in which a fake tensor was made."""
+    return tensor.fake_mode
+
+
+def storage_key(tensor):
+    """What tells one storage from another, real or fake: tensors with equal keys share memory, as long as one of them lives."""
+    return tensor.untyped_storage()._cdata
+
+
+def dispatch_mode():
+    """The base class of modes that see every ATen call."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode as found
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    return found
+
+
 @contextlib.contextmanager
 def exact_attention():
     """A context in which attention is traced in its plain form.
@@ -109,6 +131,25 @@ def exact_attention():
 def aten():
     """The ATen operators, `aten().relu.default` and so on."""
     return torch.ops.aten
+
+
+def callable_of(operator):
+    """What calling an operator calls in the end, without the Python method on the way, which costs as much as a small operator."""
+    return getattr(operator, "_op", operator)
+
+
+def into(operator):
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none."""
+    if torch.Tag.pointwise not in getattr(operator, "tags", ()):
+        return None
+    packet, name = operator.overloadpacket, operator._overloadname
+    for candidate in ("out", f"{name}_out"):
+        if candidate in packet.overloads():
+            found = getattr(packet, candidate)
+            given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
+                return found
+    return None
 
 
 def compile_package(exported, path):

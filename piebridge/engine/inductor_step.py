@@ -62,9 +62,13 @@ class InductorStep:
 
     def run(self, batch, weights=None, rate=None, count=None, draws=()):
         """One step; for its arguments see step_arguments.given_tensors. -> (losses [B], outputs)."""
-        with torch.no_grad():
-            losses, outputs = self._compiled(*given_tensors(self._step, batch, weights, rate, count, draws))
+        losses, outputs = self.results(batch, weights, rate, count, draws)
         return losses, outputs
+
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not written back, in the order of the step's outputs; also for a graph without losses."""
+        with torch.no_grad():
+            return self._compiled(*given_tensors(self._step, batch, weights, rate, count, draws))
 
 
 class PackagedStep:

@@ -35,10 +35,12 @@ class OnnxStep:
         self._binding = self._session.io_binding()
 
     def run(self, batch, weights=None, rate=None, count=None, draws=()):
-        """One step; for its arguments see step_arguments.given_tensors.
+        """One step; for its arguments see step_arguments.given_tensors. -> (losses [B], outputs), in memory of their own."""
+        losses, outputs = self.results(batch, weights, rate, count, draws)
+        return losses, outputs
 
-        -> (losses [B], outputs), in memory of their own; of a prefix (None, [crossing values]).
-        """
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not fed back, in the order of the step's outputs; also for a graph without losses."""
         given = given_tensors(self._step, batch, weights, rate, count, draws)
         for name, tensor in [*zip(self._given, given), *self._read.items()]:
             if name is not None:
@@ -51,7 +53,7 @@ class OnnxStep:
         self._session.run_with_iobinding(self._binding)
         for pair in self._changed.values():
             pair[0].data, pair[1] = pair[1], pair[0].data
-        return (results[0], results[1]) if self._results[0].role == LOSSES else (None, results)
+        return results
 
     def _bind(self, bind, name, tensor):
         bind(name, "cpu", 0, _numpy_type(tensor.dtype), list(tensor.shape), tensor.data_ptr())

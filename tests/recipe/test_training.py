@@ -204,6 +204,29 @@ def test_adapters_are_trained_through_levels_and_resume(environment, images, tmp
         assert np.array_equal(tensors_of(killed)[name], tensor), name
 
 
+def test_the_head_may_be_trained_first_and_a_killed_run_repeats_it(environment, images, tmp_path):
+    """What it starts with is what a run that trains nothing but the head does, loss by loss."""
+    given = ["pet.kind=adapter", "step=eager", "router.kind=none", "proxies.levels=[]", "gate.kind=none", "pet.head_first=3"]
+    whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
+    done = train(environment, "ours", images, whole, *given)
+    assert done.returncode == 0 and "the head alone first, 3 epochs" in done.stderr, done.stderr
+    first = done.stderr
+    assert record_of(whole)["plan"]["head_first"]["levels_used"]
+    started = time.time()
+    arguments = command("efficientnet_lite0/Clipart10/ours", f"data={images}", f"output={killed}", "epochs=3", *given)
+    for name in ("checkpoint/decisions.json", "checkpoint/state.safetensors"):
+        process = subprocess.Popen(arguments, env=environment, cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        kill_when_written(process, killed / name, started)
+    done = train(environment, "ours", images, killed, *given)
+    assert done.returncode == 0 and "going on from epoch" in done.stderr, done.stderr
+    assert "the head alone first" not in done.stderr
+    assert metrics_without_times(killed) == metrics_without_times(whole)
+    for name, tensor in tensors_of(whole).items():
+        assert np.array_equal(tensors_of(killed)[name], tensor), name
+    losses = re.findall(r"validation accuracy n/a, train loss (\S+),", first)
+    assert losses == re.findall(r"train loss (\S+),", train(environment, "ours", images, alone).stderr) and len(losses) == 3
+
+
 @pytest.mark.parametrize("kind", ["last_k", "norm"])
 def test_a_cache_in_the_middle_of_the_network_changes_no_weight(environment, images, tmp_path, kind):
     """norm starts at the first convolution, whose map is kept too where it is asked for."""

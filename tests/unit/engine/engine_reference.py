@@ -74,7 +74,7 @@ def advance(step, tensors, batch, weights, rate, count, draws=()):
 def optimizer_of(rule):
     if isinstance(rule, SGD):
         return lambda leaves: torch.optim.SGD(leaves, LEARNING_RATE, rule.momentum, weight_decay=rule.weight_decay)
-    return lambda leaves: torch.optim.AdamW(leaves, LEARNING_RATE, weight_decay=rule.weight_decay)
+    return lambda leaves: torch.optim.AdamW(leaves, LEARNING_RATE, eps=rule.epsilon, weight_decay=rule.weight_decay)
 
 
 def assert_close(found, expected):
