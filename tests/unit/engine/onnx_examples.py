@@ -30,13 +30,13 @@ def draws_of(step, seed):
     return [torch.rand(value.shape, generator=generator).lt(value.facts["keep"]).to(value.dtype) for _, value in step.inputs_of(DRAW)]
 
 
-def compared(executor_of, step, module, batch, steps=3):
+def compared(executor_of, step, module, batch, steps=3, tensors=None):
     """(largest error of losses, outputs and live tensors; losses by step) of an executor, beside the graph called as it stands.
 
-    Errors are relative to the largest number of all tensors of the same role: some gradients are zero but for rounding, such as those of
-    an attention's key bias.
+    tensors: what to begin with, instead of the module's. Errors are relative to the largest number of all tensors of the same role: some
+    gradients are zero but for rounding, such as those of an attention's key bias.
     """
-    expected, live = tensors_of(step, module), tensors_of(step, module)
+    expected, live = [{key: tensor.clone() for key, tensor in (tensors or tensors_of(step, module)).items()} for _ in range(2)]
     executor = executor_of(step, live)
     flat = [tensor for value in batch for tensor in (value if isinstance(value, tuple) else (value,))]
     weights, errors, curve = torch.full([COUNT], 1 / COUNT), [], []

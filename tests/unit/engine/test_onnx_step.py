@@ -8,6 +8,8 @@ from onnx_examples import COUNT, compared, step_of
 
 from piebridge.core.errors import UserError
 from piebridge.engine.onnx_step import OnnxStep
+from piebridge.engine.passes import activation_masks, run_passes
+from piebridge.engine.propagate import propagate
 from piebridge.engine.step_graph import DRAW, TRAINED
 from piebridge.engine.update_rules import AdamW
 
@@ -63,6 +65,18 @@ def test_loss_curves_of_twenty_steps(one_thread, name):
     assert curve[-1][0] < curve[0][0]
     for found, expected in curve:
         assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name, scheme", [("lite0", "channels"), ("mobilenet_v3", "full"), ("resnet", "full"), ("encoder", "channels"),
+                                          ("decoder", "full")])
+def test_steps_after_the_passes(one_thread, name, scheme):
+    """Those of every program, and masks of one bit and int8 indices, which the file then computes with larger numbers."""
+    step, module, batch = step_of(name, scheme)
+    tensors = tensors_of(step, module)
+    run_passes(step, tensors)
+    activation_masks.run(step)
+    error, _ = compared(OnnxStep, propagate(step).finish(), module, batch, tensors=tensors)
+    assert error < TOLERANCE
 
 
 def test_the_live_tensors_stay_the_same_objects(one_thread):
