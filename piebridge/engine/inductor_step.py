@@ -91,8 +91,12 @@ class PackagedStep:
 
     def run(self, batch, weights=None, rate=None, count=None, draws=()):
         """One step; for its arguments see step_arguments.given_tensors. -> (losses [B], outputs)."""
-        losses, outputs = self._package(*given_tensors(self._step, batch, weights, rate, count, draws))
+        losses, outputs = self.results(batch, weights, rate, count, draws)
         return losses, outputs
+
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not written back, in the order of the step's outputs; also for a graph without losses."""
+        return self._package(*given_tensors(self._step, batch, weights, rate, count, draws))
 
 
 def write_package(path, step, tensors):

@@ -16,7 +16,7 @@ ATEN = torch.ops.aten
 
 
 def check(function, *examples, general="columns"):
-    _, found = OnnxStep(graph_of(function, *examples), {}, general).run(list(examples))
+    found = OnnxStep(graph_of(function, *examples), {}, general).results(list(examples))
     expected = function(*examples)
     expected = expected if isinstance(expected, (tuple, list)) else [expected]
     for one, other in zip(found, expected):
