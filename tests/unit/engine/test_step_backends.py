@@ -117,6 +117,14 @@ def test_what_cannot_be_followed_is_said(job, monkeypatch):
         build(step, tensors, {"parts": {"prefix": "interpreter", "rest": "openvino"}})
 
 
+def test_a_program_from_elsewhere_runs_on_the_reference(job, caplog):
+    step, tensors, batch = job
+    with caplog.at_level("WARNING"):
+        executor = FastestExecutor(choice={"parts": {"whole": "eager"}})(step, tensors)
+    assert isinstance(executor, Interpreter)
+    assert "needs the network itself, beside the program; compile it again here; until then it runs on the interpreter" in caplog.text
+
+
 def test_unknown_candidates_are_named(job):
     step, tensors, batch = job
     with pytest.raises(UserError, match=r"engine: no candidate 'openvin' \(did you mean 'openvino'\?\); there are interpreter, openvino,"):
