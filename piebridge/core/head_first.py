@@ -15,8 +15,8 @@ from piebridge.core.planner import with_settings
 
 LOG = logging.getLogger(__name__)
 # beside what `ours` does with a head: one view of each image, and nothing that moves samples between networks
-_SETTINGS = {"pet.kind": "head", "pet.head_first": 0, "loader.augment": "none", "cache.views": 0, "cache.augment": "none", "proxies.set": None,
-             "router.closing": 0, "router.lowers": False, "router.audit": 0.0, "router.skips_proxies": False}
+_SETTINGS = {"pet.kind": "head", "pet.head_first": 0, "loader.augment": "none", "cache.views": 0, "cache.augment": "none",
+             "proxies.set": None, "router.closing": 0, "router.lowers": False, "router.audit": 0.0, "router.skips_proxies": False}
 
 
 def train_head_first(work):

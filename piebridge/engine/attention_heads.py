@@ -14,7 +14,8 @@ def head_parts(layers, ratio, importances):
 
     Of the projections of query, key and value it is the heads' output features, of the output's its input features. Where several
     queries share a key and value head, they stay together. A joint projection holds query, key and value one after the other, each by
-    heads, as torch, timm and torchvision have it. importances: {weight key: tensor of the weight's shape}, {} for the first heads.
+    heads, as torch, timm and torchvision have it; one with the three of each head side by side (GPT-NeoX) looks the same and is not meant,
+    so name it under weights. importances: {weight key: tensor of the weight's shape}, {} for the first heads.
     UserError where the features do not divide into the heads.
     """
     heads = {layer.path: _heads(layer) for layer in layers}

@@ -150,3 +150,26 @@ def into(operator):
             if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
                 return found
     return None
+
+
+def compile_package(exported, path):
+    """Write a torch.export program as a `.pt2` package of compiled code."""
+    check_version()
+    try:
+        from torch._inductor import aoti_compile_and_package
+    except ImportError as error:
+        raise _unsupported(str(error)) from None
+    aoti_compile_and_package(exported, package_path=str(path))
+
+
+def load_package(path):
+    """A `.pt2` package of compiled code as a callable."""
+    from torch._inductor import aoti_load_package
+
+    return aoti_load_package(str(path))
+
+
+def share_constants(package, tensors):
+    """Let a loaded package work on these tensors' memory. tensors: {name: tensor}; those that it does not know are left out."""
+    known = set(package.get_constant_fqns())
+    package.load_constants({name: tensor for name, tensor in tensors.items() if name in known}, check_full_update=False, user_managed=True)

@@ -9,7 +9,7 @@ def blocks_of(module, paths):
     """Paths of the network's blocks, in order.
 
     Of a GraphNetwork those of its description. Elsewhere the members of a Sequential, ModuleList or ModuleDict that hold two or more of
-    the layers at `paths`; of a member that itself holds several such blocks (a stage), those.
+    the layers at `paths`; of a member that itself holds several such blocks of one class (a stage), those.
     """
     if "blocks" in getattr(module, "description", ()):
         return [block["name"] for block in module.description["blocks"]]
@@ -23,8 +23,15 @@ def _blocks_below(path, module, is_member, paths):
     is_container = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
     found = [block for name, child in module.named_children()
              for block in _blocks_below(f"{path}.{name}".lstrip("."), child, is_container, paths)]
-    is_stage = type(module) in (nn.Sequential, nn.ModuleList) and found or len(found) > 1
-    return [path] if is_member and not is_stage else found
+    return [path] if is_member and not _is_stage(path, module, found) else found
+
+
+def _is_stage(path, module, blocks):
+    """Whether the blocks found in a member of a container are the network's, rather than the member."""
+    if type(module) in (nn.Sequential, nn.ModuleList):
+        return bool(blocks)
+    classes = [type(module.get_submodule(block[len(path) + 1:])) for block in blocks]
+    return len(set(classes)) < len(classes)
 
 
 def block_at(path, blocks):

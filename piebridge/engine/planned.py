@@ -1,31 +1,29 @@
-"""What a scheme would take, by planning its step as it would be compiled, without running it."""
+"""What a scheme would take, without running it."""
 
-from piebridge.engine.capture import capture
-from piebridge.engine.memory_plan import plan_memory
-from piebridge.engine.passes import run_passes
-from piebridge.engine.step_graph import BUFFER, FROZEN
+from piebridge.engine.compiling import compile as compile_step
 
 
-def extra_bytes(plan):
-    """Bytes that training takes on top of the network and of a forward pass: the most that is allocated at one time from the end of the
-    forward pass on (what it kept, gradients, what the backward pass makes), and the update rule's states.
+def beside_forward(plan):
+    """Bytes that training takes on top of the network and of a forward pass, of a MemoryPlan: the most that is allocated at one time from
+    the end of the forward pass on (what it kept, gradients, what the backward pass makes), and the update rule's states.
 
-    While the forward pass runs, what it has kept by then is less than that.
+    While the forward pass runs, what it has kept by then is no more. The forward's own peak is the same for every scheme.
     """
     return max((size for _, size in plan.timeline[plan.forward_end + 1:]), default=0) + plan.state_bytes
 
 
-def planner_of(module, loss, rule, batch, settings=None, off=(), bytes_of=extra_bytes):
-    """A function {key: Part} -> bytes, for search.py. The arguments are those of `capture` and `run_passes`.
+def whole_step(plan):
+    """Bytes that a step takes beside the weights: its peak, wherever that is, and the update rule's states."""
+    return plan.peak_bytes + plan.state_bytes
 
-    bytes_of: MemoryPlan -> what counts; `lambda plan: plan.total_bytes` for everything together.
+
+def extra_bytes_of(module, loss, rule, example, counted=beside_forward):
+    """A function {key: Part} -> bytes that training these parts takes.
+
+    example: (inputs, targets), a batch as the step will get it. counted: of the MemoryPlan, what counts.
     """
-    tensors = {(FROZEN, key): parameter.detach() for key, parameter in module.named_parameters()}
-    tensors.update({(BUFFER, key): buffer for key, buffer in module.named_buffers()})
 
-    def memory_of(parts):
-        step = capture(module, loss, rule, parts, batch, settings)
-        run_passes(step, dict(tensors), off)
-        return bytes_of(plan_memory(step))
+    def extra_bytes(parts):
+        return counted(compile_step(module, loss, rule, dict(parts), example, cache=False).memory)
 
-    return memory_of
+    return extra_bytes

@@ -58,6 +58,9 @@ class Scheme:
         return scheme_text.write_text({field.name: getattr(self, field.name) for field in fields(self)
                                        if field.name != "channels" or self.channels != FIRST})
 
+    def __str__(self):
+        return self.text()
+
     def resolve(self, module, example, scores=None, layers=None):
         """{state dict key: Part} in the order of the module's parameters: what is trained of it.
 

@@ -108,9 +108,9 @@ def write_text(fields):
 
 
 def _scalar(text):
-    """Quoted only where YAML would not read it back as this text, by itself, in a list or as a key."""
+    """Quoted only where YAML would not read it back as this text, be it a value, in a list or a key."""
     try:
-        is_plain = yaml.safe_load(text) == text and not set(text) & set(",[]{}?\n")
-    except yaml.YAMLError:
+        is_plain = [yaml.safe_load(form.format(text)) for form in ("{}", "[{}]", "{}: 1")] == [text, [text], {text: 1}]
+    except (yaml.YAMLError, ValueError, TypeError):
         is_plain = False
     return text if is_plain else yaml.safe_dump(text, default_style='"', width=10000, allow_unicode=True).strip()

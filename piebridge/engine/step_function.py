@@ -9,6 +9,7 @@ import torch
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.engine import compat
+from piebridge.engine.module_call import call_with
 from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, FROZEN, INDEX, LOSSES, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS, Part, Value
 
 GRADIENT = "gradient"  # the state that holds what micro-batches have added up
@@ -107,7 +108,7 @@ class StepFunction:
     def _forward(self, tensors, batch):
         """(outputs, losses [B])"""
         inputs, targets = batch[:self.number_of_inputs], batch[self.number_of_inputs:]
-        outputs = torch.func.functional_call(self.module, tensors, tuple(inputs), tie_weights=True)
+        outputs = call_with(self.module, tensors, inputs)
         if not isinstance(outputs, torch.Tensor):
             raise UserError(f"engine: {type(self.module).__name__} puts out a {type(outputs).__name__}, not one tensor; wrap it in a "
                             "module that returns what the loss needs")

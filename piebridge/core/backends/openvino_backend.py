@@ -28,7 +28,7 @@ def build_openvino_int8(network, input_size, batch_size):
 
 
 @functools.lru_cache(maxsize=None)
-def _core():
+def shared_core():
     """OpenVINO, once in a process and for as long as it runs.
 
     Each one of its own gives the thread that makes it a stack for signal handlers, and takes it away with itself; two that go in the
@@ -43,7 +43,7 @@ def _build(name, emitter, precision, network, input_size, batch_size):
     parameter = emitter.parameter(shape)
     model = emitter.model(parameter, translate(network, emitter, parameter))
     # one stream over all cores: as fast as a stream per core, and batches leave in order
-    compiled = _core().compile_model(model, "CPU", {
+    compiled = shared_core().compile_model(model, "CPU", {
         "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads(), "NUM_STREAMS": 1})
     request = compiled.create_infer_request()
 

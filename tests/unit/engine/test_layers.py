@@ -158,3 +158,11 @@ def test_hugging_faces_encoder_and_decoder(attention):
     assert names == {"q_proj": "attention in", "k_proj": "attention in", "v_proj": "attention in", "o_proj": "attention out",
                      "gate_proj": "mlp", "up_proj": "mlp", "down_proj": "mlp"}
     assert [layer.kind for layer in layers if layer.block is None] == ["embedding", "norm", "linear"] and layers[-1].is_tied
+
+
+def test_a_block_may_be_made_of_parts_of_different_classes():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.T5Config(d_model=16, d_kv=4, num_heads=4, d_ff=24, num_layers=2, vocab_size=13)
+    layers = layers_of(transformers.T5EncoderModel(config).eval(), TOKENS)
+    roles = {layer.path.rpartition(".")[2]: layer.role for layer in layers if layer.block == "encoder.block.1" and layer.kind == "linear"}
+    assert roles == {"q": "attention in", "k": "attention in", "v": "attention in", "o": "attention out", "wi": "mlp", "wo": "mlp"}

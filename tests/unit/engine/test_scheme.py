@@ -50,7 +50,7 @@ def test_a_schemes_text_is_what_was_read():
     assert Scheme.read(scheme) is scheme
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES.filter(lambda text: text != "none"), max_size=3), st.dictionaries(NAMES, AMOUNTS, max_size=3))
 def test_any_scheme_round_trips(names, table):
     scheme = Scheme(name="a", bias=tuple(names), weights=tuple(table.items()), channels="fisher")
@@ -178,6 +178,29 @@ def test_queries_that_share_a_key_stay_together():
     start = "model.layers.1.self_attn."
     assert parts == {f"{start}q_proj.weight": (0, list(range(8))), f"{start}k_proj.weight": (0, list(range(4))),
                      f"{start}v_proj.weight": (0, list(range(4))), f"{start}o_proj.weight": (1, list(range(8)))}
+
+
+def test_a_joint_projection_stored_in_by_out():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.GPT2Config(n_embd=16, n_head=2, n_layer=2, n_positions=8, vocab_size=13, bos_token_id=0, eos_token_id=0)
+    text = "heads:\n  attention of the last 1 block: 1/2\nweights:\n  first mlp linear of the last 1 block: 1/4\n"
+    parts = indexes(resolved(text, transformers.GPT2LMHeadModel(config), TOKENS))
+    head = list(range(8))
+    assert parts == {"transformer.h.1.attn.c_attn.weight": (1, head + [16 + each for each in head] + [32 + each for each in head]),
+                     "transformer.h.1.attn.c_proj.weight": (0, head), "transformer.h.1.mlp.c_fc.weight": (0, [0, 1, 2, 3])}
+
+
+def test_pefts_factors_are_no_layers_of_the_network():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    bert = transformers.BertForSequenceClassification(transformers.BertConfig(
+        hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=24, vocab_size=13))
+    module = peft.get_peft_model(bert, peft.LoraConfig(r=2, target_modules=["query", "value"]))
+    parts = resolved("parameters: lora\nweights:\n  second attention of the last 1 block: 1\n  head: 1", module, TOKENS)
+    names = [key.partition("bert.encoder.layer.")[2] or key for key in parts]
+    factors = [f"{layer}.attention.self.{name}.lora_{factor}.default.weight" for layer in (0, 1) for name in ("query", "value")
+               for factor in "AB"]
+    assert sorted(names) == sorted(factors + ["1.attention.self.key.weight", "base_model.model.classifier.weight"])
 
 
 def test_low_rank_factors_and_adapters_are_trained_whole_beside_the_rest():
