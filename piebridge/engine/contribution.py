@@ -110,7 +110,8 @@ class ShortRuns:
         with torch.no_grad():
             for (key, parameter), gradient in zip(parameters.items(), gradients):
                 part = parts[key]
-                value, states[key] = self.rule.new_values(part.of(parameter), part.of(gradient), states[key], self.rate, float(count))
+                rate, number = (parameter.new_tensor(value) for value in (self.rate, count))  # rules take tensors, as in a graph
+                value, states[key] = self.rule.new_values(part.of(parameter), part.of(gradient), states[key], rate, number)
                 if part.is_whole:
                     parameter.copy_(value)
                 else:
