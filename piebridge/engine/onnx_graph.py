@@ -105,6 +105,9 @@ class OnnxGraph:
         x = self._unshaped.get(x.name, x)
         if shape == x.shape:
             return x
+        known = self.constants.get(x.name)
+        if known is not None and known.numel() <= INLINE_NUMBERS:
+            return self.constant(known.reshape(shape))
         reshaped = self.node("Reshape", [x, self.indices(shape)], shape, x.dtype)
         self._unshaped[reshaped.name] = x
         return reshaped
