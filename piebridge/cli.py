@@ -113,6 +113,12 @@ def forge(arguments):
     print(run(arguments))
 
 
+def engine(arguments):
+    from piebridge.engine_verb import run
+
+    print(run(arguments))
+
+
 def configs(arguments):
     from piebridge.config_listing import describe_runs, describe_settings, show
 
@@ -148,6 +154,7 @@ VERBS = {
     "plot": (plot, "draw accuracy against training seconds"),
     "data": (data, "list, fetch or build data sets"),
     "forge": (forge, "make a proxy set from a network and unlabelled images; show or profile one"),
+    "engine": (engine, "a compiled, sparse training step: its memory before it runs, schemes, programs, timings"),
     "configs": (configs, "list runs, show a run's configuration, explain the keys"),
     "doctor": (doctor, "say what this machine has, and what is missing"),
 }

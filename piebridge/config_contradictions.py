@@ -5,7 +5,7 @@ from piebridge.core.methods import METHODS, RELEASED
 
 def contradictions(config):
     """(keys, text) of settings that cannot hold together, in the user's words."""
-    for part in (_of_cache, _of_pseudo_labels, _against_stream, _of_step, _of_head_first, _of_routing, _of_method):
+    for part in (_of_cache, _of_pseudo_labels, _against_stream, _of_step, _of_head_alone, _of_routing, _of_method):
         yield from part(config)
 
 
@@ -67,18 +67,17 @@ def _of_compiled_step(config):
             yield ("step", key), f"step=compiled: {reason}"
 
 
-def _of_head_first(config):
-    if not config.pet.head_first:
-        return
-    given = f"pet.head_first={config.pet.head_first}"
-    for key, is_set, reason in (
-            ("pet.kind", config.pet.kind in ("head", "head2toe"), f"pet.kind={config.pet.kind} trains nothing but a head"),
-            ("stream.samples", config.stream.samples > 0, "the head sees all images several times, and a stream's samples are seen once"),
-            ("pseudo.kind", config.pseudo.kind != "none", "images without labels have none yet for the head"),
-            ("as_released", config.as_released, "the artifact begins with all trainable blocks"),
-            ("strategy", config.strategy != "configured", f"strategy={config.strategy} says itself how a run begins")):
-        if is_set:
-            yield ("pet.head_first", key), f"{given}: {reason}; use pet.head_first=0"
+def _of_head_alone(config):
+    for name in ("head_first", "head_last"):
+        epochs = getattr(config.pet, name)
+        for key, is_set, reason in (
+                ("pet.kind", config.pet.kind in ("head", "head2toe"), f"pet.kind={config.pet.kind} trains nothing but a head"),
+                ("stream.samples", config.stream.samples > 0, "the head sees all images several times, a stream's samples are seen once"),
+                ("pseudo.kind", config.pseudo.kind != "none", "images without labels have none for the head"),
+                ("as_released", config.as_released, "the artifact trains all trainable blocks from beginning to end"),
+                ("strategy", config.strategy != "configured", f"strategy={config.strategy} says itself what a run does")):
+            if epochs and is_set:
+                yield (f"pet.{name}", key), f"pet.{name}={epochs}: {reason}; use pet.{name}=0"
 
 
 def _of_routing(config):

@@ -51,6 +51,8 @@ class Pet:
                          "`piebridge engine`", is_path=True)
     head_first: int = option(0, "epochs in which the head alone is trained before the others join it, on features that are computed once; "
                              "0: all begin together", low=0, high=100000)
+    head_last: int = option(0, "epochs in which the head alone is trained on when all is done, on unaugmented images; kept where it is "
+                            "better on validation", low=0, high=100000)
     last_k: int = option(3, "last_k: how many blocks are trained with the head", low=1, high=10000)
     r: int = option(8, "adapter: its width; lora: the rank; lst: how many times narrower the side network is", low=1, high=65536)
     alpha: float = option(16.0, "lora: what is added to a weight is multiplied with alpha / r", low=0.0, high=1e6)

@@ -87,6 +87,20 @@ where it was. Settings, with their defaults:
   policy=true policy_epochs=20 profile_seconds=60 batch_sizes=1,4,32 batch_size=8 workers=auto seed=0
   overwrite=false
 """,
+    "engine": """
+examples:
+  piebridge engine show mobilenet_v2                                   what is trained, and every byte of a step, before it runs
+  piebridge engine show efficientnet_lite0 scheme=last_block batch_size=4 --out memory.png
+  piebridge engine search efficientnet_lite0 data=Clipart10 --memory 16MiB --out lite0.yaml
+  piebridge engine compile efficientnet_lite0 scheme=lite0.yaml classes=10 --out step.safetensors
+  piebridge engine bench                                               beside PyTorch, on four networks
+  piebridge engine bench resnet50 scheme=resnet50 --json
+
+A scheme is a preset (bias_only, full, head, last_block, mobilenet_v2, resnet50, ...), a YAML file, or YAML text. Settings:
+  batch_size=8 image_size=0 classes=0 optimizer=sgd|adamw momentum=0.0 is_training=false off=PASS,... seed=0
+  candidates=all tolerance=0.001 turns=7                               compile and bench
+  data=NAME|DIR batches=8 contribution=fisher|runs method=knapsack|evolution        search
+""",
     "configs": """
 examples:
   piebridge configs ls

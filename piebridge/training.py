@@ -30,7 +30,7 @@ from piebridge.core.errors import Cancelled, RunFailed, UserError
 from piebridge.core.few_shot import limit_labels
 from piebridge.core.files import write_text
 from piebridge.core.graph import INPUT
-from piebridge.core.head_first import train_head_first
+from piebridge.core.head_alone import train_head_first, train_head_last
 from piebridge.core.interrupt import interruptible
 from piebridge.core.loop import Progress, Saver, run_loop
 from piebridge.core.network_file import check_runs, save_network
@@ -222,6 +222,8 @@ def _train_and_save(work, checkpoint, record):
             writer.close()
     folder.write_metrics(progress.rows)
     trainable.restore(best)
+    if config.pet.head_last:
+        train_head_last(work, trainable, progress)
     with clock.phase("checkpoint"):
         write_safetensors(folder.trainable_file, trainable.state(), {"pet": config.pet.kind})
         save_network(trainable.bridged(), folder.tuned_file)

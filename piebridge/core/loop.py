@@ -116,7 +116,7 @@ def _end_epoch(parts, progress, best, clock, epoch, left_out, mean_level):
     """left_out: how many samples the pruner kept from this epoch. mean_level: of the samples in it."""
     with clock.evaluation():
         accuracy, loss = parts.validate(parts.step.trainable)
-    if _is_better(accuracy, loss, progress):
+    if is_better(accuracy, loss, progress):
         progress.best_accuracy, progress.best_loss, progress.best_epoch = accuracy, loss, epoch + 1
         best.clear()
         best.update({name: tensor.detach().clone() for name, tensor in parts.step.trainable.state().items()})
@@ -137,7 +137,7 @@ def _end_epoch(parts, progress, best, clock, epoch, left_out, mean_level):
              "n/a" if accuracy is None else f"{100 * accuracy:.2f} %", row["train_loss"], row["train_seconds"])
 
 
-def _is_better(accuracy, loss, progress):
+def is_better(accuracy, loss, progress):
     """More validation images right, or as many at a lower loss. Without validation images the last epoch counts."""
     if accuracy is None or progress.best_accuracy is None:
         return True

@@ -8,7 +8,7 @@ from piebridge.core.packages import package_version
 from piebridge.core.power_sensors import power_mode
 
 # the decisions that run.json reports
-PLAN = ("strategy", "scheme", "head_first", "backend", "proxies", "levels_used", "cache", "gate", "compiled")
+PLAN = ("strategy", "scheme", "head_first", "head_last", "backend", "proxies", "levels_used", "cache", "gate", "compiled")
 
 
 def new_record(config, device, dataset, network, fingerprint):

@@ -12,6 +12,7 @@ import torch
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.engine.candidates import KNOWN, PREFIX, REFERENCE, REST, WHOLE, Origin, candidates_for
+from piebridge.engine.interpreter import Interpreter
 from piebridge.engine.probe_step import Trial, probe
 from piebridge.engine.segments import cut
 from piebridge.engine.step_graph import BATCH, DRAW, WEIGHTS
@@ -49,7 +50,8 @@ class FastestExecutor:
     """Makes the executors of a StepProgram: `FastestExecutor(...)(step, tensors)`, by a choice that is measured at the first call.
 
     batch: list of real tensors in the order of the step's BATCH inputs. origin: an Origin. choice: an earlier one, such as the program's
-    file has it; with it nothing is measured. options: of `choose`. Attribute: choice, None before the first call.
+    file has it; with it nothing is measured, and where it cannot be followed, the reference runs, with a warning. options: of `choose`.
+    Attribute: choice, None before the first call.
     """
 
     def __init__(self, batch=None, origin=None, choice=None, **options):
@@ -60,7 +62,11 @@ class FastestExecutor:
         if self.choice is None:
             executor, self.choice = choose(step, tensors, self._batch, self._origin, **self._options)
             return executor
-        return build(step, tensors, self.choice, self._origin)
+        try:
+            return build(step, tensors, self.choice, self._origin)
+        except UserError as problem:
+            LOG.warning("%s; until then it runs on the interpreter", problem)
+            return Interpreter(step, tensors)
 
 
 def choose(step, tensors, batch, origin=None, tolerance=1e-3, budget_seconds=120.0, turns=5, candidates=None, clock=time.perf_counter):

@@ -10,6 +10,7 @@ import torch
 
 from piebridge.core.errors import UserError
 from piebridge.engine import compat
+from piebridge.engine.functionalise import functionalise, is_functional
 from piebridge.engine.propagate import propagate
 from piebridge.engine.step_function import StepFunction, StepSettings
 from piebridge.engine.step_graph import BUFFER, DRAW, StepGraph, Value
@@ -68,9 +69,8 @@ def _trace(function, settings):
                       if operator not in table and operator._schema.name not in NOT_DECOMPOSED})
     try:
         traced = compat.trace(function, function.examples, table)
-        # autograd cannot run inside functionalize, so that is a second trace: of the calls, not of the module
-        if settings.functionalises and not _is_functional(traced.graph):
-            traced = compat.trace(compat.functionalised(traced), function.examples, table)
+        if settings.functionalises:
+            traced = functionalise(traced, function.examples, table)
     except UserError:
         raise
     except Exception as error:  # whatever a foreign module does while it is traced
@@ -92,15 +92,11 @@ def _reason(error):
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def _is_functional(graph):
-    return not any(isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable for node in graph.nodes)
-
-
 def _without_other_names(step):
     """The same tensor under another name: autograd's own bookkeeping, and without in-place operators clones too."""
     aten = compat.aten()
     position = {aten.alias.default: 0, aten.detach.default: 0}
-    if _is_functional(step.graph):
+    if is_functional(step.graph):
         position.update({aten.clone.default: 0, aten.lift_fresh_copy.default: 0, aten.copy.default: 1})
     for node in list(step.graph.nodes):
         source = node.args[position[node.target]] if node.target in position else None

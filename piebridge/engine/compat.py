@@ -139,7 +139,12 @@ def callable_of(operator):
 
 
 def into(operator):
-    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none."""
+    """The operator that computes an elementwise operator's result into the tensor `out`, or None where there is none.
+
+    `out` may be one of the arguments. Those that were generated compute elsewhere and copy, which saves no memory.
+    """
+    if operator is aten().relu.default:
+        return _relu_into
     if torch.Tag.pointwise not in getattr(operator, "tags", ()):
         return None
     packet, name = operator.overloadpacket, operator._overloadname
@@ -147,9 +152,13 @@ def into(operator):
         if candidate in packet.overloads():
             found = getattr(packet, candidate)
             given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
-            if given == [(each.name, str(each.type)) for each in operator._schema.arguments]:
+            if given == [(each.name, str(each.type)) for each in operator._schema.arguments] and torch.Tag.generated not in found.tags:
                 return found
     return None
+
+
+def _relu_into(values, out):
+    return aten().clamp_min.out(values, 0, out=out)
 
 
 def compile_package(exported, path):

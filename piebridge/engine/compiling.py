@@ -14,7 +14,7 @@ from piebridge.core.names import closest
 from piebridge.engine.capture import capture
 from piebridge.engine.channel_choice import FISHER, fisher_information
 from piebridge.engine.losses import LOSSES
-from piebridge.engine.passes import run_passes
+from piebridge.engine.passes import TRADING_TIME, run_passes
 from piebridge.engine.program import ACCUMULATE, UPDATE, StepProgram
 from piebridge.engine.program_cache import ProgramCache
 from piebridge.engine.scheme import Scheme
@@ -27,7 +27,8 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """clip, accumulation, is_training: see step_function.StepSettings. seed: of dropout's draws. off: names of passes to leave out.
+    """clip, accumulation, is_training: see step_function.StepSettings. seed: of dropout's draws. off: names of passes to leave out,
+    () for the least memory.
     is_channels_last: for the reference executor; None where the network has 2-d convolutions. candidates: names of executors to measure
     beside the reference (see candidates.py), "all", or None to take the reference unmeasured; tolerance: that they have to keep.
     cache: True for the user's cache folder, False for none, or a folder.
@@ -37,7 +38,7 @@ class CompileSettings:
     accumulation: int = 1
     is_training: bool = False
     seed: int = 0
-    off: Tuple[str, ...] = ()
+    off: Tuple[str, ...] = TRADING_TIME
     is_channels_last: Optional[bool] = None
     candidates: Union[None, str, Tuple[str, ...]] = None
     tolerance: float = 1e-3
@@ -155,7 +156,8 @@ def _executor(settings, facts, module, loss, rule, example):
     from piebridge.engine.candidates import Origin
 
     batch = [tensor for values in example for tensor in (values if isinstance(values, tuple) else (values,))]
-    candidates = None if settings.candidates == "all" else settings.candidates
+    names = (settings.candidates,) if isinstance(settings.candidates, str) else settings.candidates
+    candidates = None if "all" in names else names
     return FastestExecutor(batch, Origin(module, loss, rule, settings.of_step), facts.get("choice"), tolerance=settings.tolerance,
                            candidates=candidates)
 

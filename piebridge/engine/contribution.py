@@ -28,9 +28,10 @@ def fisher(module, loss, batches, keys=None):
     biases), and all of it is in one unit, so that it may be added up. Each sample goes through by itself: the squared gradient of a
     batch's mean would be smaller the more its samples disagree, and one sample needs the least memory.
 
-    module: as it will be fine-tuned; in eval mode inside, and left as it was. Give it a fitted head: the gradients that a random one sends
-    down say little. loss: see losses.py. batches: of (inputs, targets), each a tensor or a tuple of tensors. keys: of the parameters, all
-    by default. UserError where a gradient is not finite, or there is no sample.
+    module: as it will be fine-tuned, in eval mode inside, and left as it was; a fresh head orders layers and channels much as a fitted
+    one does, but with samples that a head was fitted on, the few that it still gets wrong decide alone. loss: see losses.py. batches: of
+    (inputs, targets), each a tensor or a tuple of tensors. keys: of the parameters, all by default. UserError where a gradient is not
+    finite, or there is no sample.
     """
     keys = [key for key, _ in module.named_parameters()] if keys is None else keys
     samples = list(_samples(batches))
@@ -109,7 +110,8 @@ class ShortRuns:
         with torch.no_grad():
             for (key, parameter), gradient in zip(parameters.items(), gradients):
                 part = parts[key]
-                value, states[key] = self.rule.new_values(part.of(parameter), part.of(gradient), states[key], self.rate, float(count))
+                rate, number = (parameter.new_tensor(value) for value in (self.rate, count))  # rules take tensors, as in a graph
+                value, states[key] = self.rule.new_values(part.of(parameter), part.of(gradient), states[key], rate, number)
                 if part.is_whole:
                     parameter.copy_(value)
                 else:

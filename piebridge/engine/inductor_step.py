@@ -1,5 +1,7 @@
 """A training step compiled by TorchInductor: when it first runs, or ahead of that into a `.pt2` package, which runs without tracing."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -78,6 +80,8 @@ class PackagedStep:
 
     def __init__(self, step, tensors, path):
         self._step, self._held = step, StepModule(step, tensors)
+        if not Path(path).is_file():
+            raise UserError(f"{path}: no such file")
         try:
             self._package = compat.load_package(path)
         except RuntimeError as error:
@@ -87,11 +91,15 @@ class PackagedStep:
 
     def run(self, batch, weights=None, rate=None, count=None, draws=()):
         """One step; for its arguments see step_arguments.given_tensors. -> (losses [B], outputs)."""
-        losses, outputs = self._package(*given_tensors(self._step, batch, weights, rate, count, draws))
+        losses, outputs = self.results(batch, weights, rate, count, draws)
         return losses, outputs
 
+    def results(self, batch, weights=None, rate=None, count=None, draws=()):
+        """What is put out and not written back, in the order of the step's outputs; also for a graph without losses."""
+        return self._package(*given_tensors(self._step, batch, weights, rate, count, draws))
 
-def write_package(step, tensors, path):
+
+def write_package(path, step, tensors):
     """Compile a StepGraph ahead of time into a `.pt2` package; needs a C++ compiler, here but not where it runs.
 
     tensors: {(role, name): tensor}, examples for shapes; the package holds a copy of their values.

@@ -12,7 +12,7 @@ from torch import fx
 
 from piebridge.core.errors import UserError
 from piebridge.engine import compat
-from piebridge.engine.lifetime import release_after, tensors_of
+from piebridge.engine.lifetime import frees, tensors_of
 from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, LOSSES, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS
 
 LIVE = (TRAINED, FROZEN, BUFFER, INDEX, STATE)  # what stays between steps
@@ -90,7 +90,7 @@ class _Builder:
         for node, value in zip(self._step.placeholders, self._step.inputs):
             self._places[node] = self._literal(self._live(value) if value.role in LIVE else None)
         self._sink = self._literal(None)
-        releases, writes, direct = self._schedule()
+        planned = self._schedule()
         draws = {self._step.placeholders[position] for position, _ in self._step.inputs_of(DRAW)}
         for node in self._nodes:
             if node.op == "get_attr":
@@ -99,12 +99,12 @@ class _Builder:
                 for draw in draws.intersection(node.all_input_nodes):
                     draws.remove(draw)
                     self._instructions.append((self._drawn, _picker([self._places[draw]]), self._places[draw], ()))
-                self._call(node, direct.get(node))
-            for number in writes.get(node, ()):
+                self._call(node, planned.into.get(node))
+            for number in planned.writes.get(node, ()):
                 self._write(self._step.results[number], self._step.outputs[number])
-            if node in releases:
+            if node in planned.after:
                 call, arguments, place, _ = self._instructions[-1]
-                self._instructions[-1] = call, arguments, place, tuple(self._places[each] for each in releases[node])
+                self._instructions[-1] = call, arguments, place, tuple(self._places[each] for each in planned.after[node])
         results = [node for node, value in zip(self._step.results, self._step.outputs) if value.role in (LOSSES, OUTPUTS)]
         return self._instructions, self._registers, [self._places[node] for node in results]
 
@@ -127,35 +127,18 @@ class _Builder:
         return tensor.detach()
 
     def _schedule(self):
-        """({node: nodes to free after it}, {node: numbers of the outputs to write back after it}, {node: tensor that it computes into})."""
+        """Frees, with what the caller gives let go after its last use."""
         step, position = self._step, {node: number for number, node in enumerate(self._nodes)}
-        inputs = {(value.role, value.name): node for node, value in zip(step.placeholders, step.inputs)}
-        live = {storage for node in inputs.values() for storage in _storages(node)}
+        live = {storage for node in step.placeholders for storage in _storages(node)}
         for node, value in zip(step.results, step.outputs):
             if live.intersection(_storages(node)):
                 raise UserError(f"engine: the step's {value.role} {value.name!r} is a view of an input; put a copy out, x.clone()")
-        releases, writes = release_after(step)
-        for (role, _), node in inputs.items():
+        planned = frees(step)
+        for node, value in zip(step.placeholders, step.inputs):
             readers = [user for user in node.users if user.op != "output"]
-            if role in (BATCH, WEIGHTS, RATE, COUNT) and readers:
-                releases.setdefault(max(readers, key=position.__getitem__), []).append(node)
-        direct = {}
-        for node, numbers in writes.items():
-            for number in list(numbers):
-                value = step.outputs[number]
-                if step.results[number] is node and self._computes_into(node, value, inputs[value.role, value.name]):
-                    direct[node] = self._target(value)
-                    numbers.remove(number)
-        return releases, writes, direct
-
-    def _computes_into(self, node, value, old):
-        """Whether a call can put its result where the old value lies: elementwise, and the old value read elementwise if at all."""
-        if not self._part(value).is_whole or compat.into(node.target) is None:
-            return False
-        storages = set(_storages(old))
-        shared = [each for each in node.all_input_nodes if storages.intersection(_storages(each))]
-        new, old_value = node.meta["val"], old.meta["val"]
-        return all(each is old for each in shared) and new.shape == old_value.shape and new.dtype == old_value.dtype
+            if value.role in (BATCH, WEIGHTS, RATE, COUNT) and readers:
+                planned.after.setdefault(max(readers, key=position.__getitem__), []).append(node)
+        return planned
 
     def _part(self, value):
         return self._step.parts[value.name] if value.role == TRAINED else _WHOLE
@@ -170,14 +153,17 @@ class _Builder:
             target = compat.aten().reshape.default  # a view of contiguous values, but not always of those with channels last
         keywords = dict(node.kwargs)
         if into is not None:
-            target, keywords["out"] = compat.into(target), into
+            target = compat.into(target)
         call = compat.callable_of(target)
         if any(isinstance(each, fx.Node) for each in keywords.values()):
             raise UserError(f"engine: {node.name} = {node.target} takes a value by keyword, which the interpreter does not")
         if keywords:
             call = functools.partial(call, **keywords)
+        if into is not None:
+            call = functools.partial(_call_into, call)
         self._places[node] = self._literal(None)
-        self._instructions.append((call, self._getter(node.args), self._places[node], ()))
+        arguments = node.args if into is None else (into, *node.args)
+        self._instructions.append((call, self._getter(arguments), self._places[node], ()))
 
     def _write(self, node, value):
         target, part = self._literal(self._target(value)), self._part(value)
@@ -206,6 +192,10 @@ class _Whole:
 
 
 _WHOLE = _Whole()
+
+
+def _call_into(call, out, *arguments, **keywords):
+    return call(*arguments, out=out, **keywords)
 
 
 def _storages(node):

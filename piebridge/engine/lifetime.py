@@ -1,13 +1,16 @@
 """How long each piece of a step's memory is needed: from the node that makes it to the last one that reads it.
 
 Memory is counted by storage, so that views cost nothing. The rules are those of an executor that runs the nodes in order:
-a value is held until its last reader has run; losses and outputs are held to the end; the new value of a parameter, state or
-buffer is written into the old tensor at once, or, where the old value has readers left, after the last of them; a random draw is
-made for its first reader. Parameters, states, buffers and the batch are the caller's and are not counted here.
+* a value is held until its last reader has run; losses and outputs are held to the end;
+* an elementwise node that is the last reader of one of its arguments computes into that argument's memory;
+* the new value of a parameter, state or buffer is computed into the old tensor where that is possible, else written there at once, or,
+  where the old value has readers left, after the last of them;
+* a random draw is made for its first reader.
+Parameters, states, buffers and the batch are the caller's and are not counted.
 """
 
 from dataclasses import dataclass, field
-from typing import List
+from typing import Dict, List
 
 import torch
 
@@ -42,8 +45,12 @@ class Lifetimes:
         self.writes = self._last_readers(step, holders)
         draws = {node for node, value in zip(step.placeholders, step.inputs) if value.role == DRAW}
         kept = {node for node, value in zip(step.results, step.outputs) if value.role in (LOSSES, OUTPUTS)}
-        self.storages = [self._storage(nodes, size, draws, kept) for nodes, size in holders.values()
-                         if nodes[0].op == "call_function" or nodes[0] in draws and nodes[0].users]
+        owned = {key: found for key, found in holders.items()
+                 if found[0][0].op == "call_function" or found[0][0] in draws and found[0][0].users}
+        self.storages = [self._storage(nodes, size, draws, kept) for nodes, size in owned.values()]
+        self.places = dict(zip(owned, range(len(owned))))
+        self._old = self._old_values(step)
+        self._reuses = self._possible_reuses()
 
     def _storage(self, holders, size, draws, kept):
         users = [self.number[user] for holder in holders for user in holder.users if user in self.number]
@@ -63,6 +70,38 @@ class Lifetimes:
                 readers[node] = sorted({self.number[user] for alias in aliases for user in alias.users if user in self.number})
         return readers
 
+    def _old_values(self, step):
+        """{new value: the input that it replaces}, of those that are replaced whole."""
+        placeholders = {(value.role, value.name): node for node, value in zip(step.placeholders, step.inputs)}
+        return {node: placeholders[value.role, value.name] for node, value in zip(step.results, step.outputs)
+                if value.role in WRITTEN and not (value.role == TRAINED and not step.parts[value.name].is_whole)}
+
+    def _possible_reuses(self):
+        """[(number of a node, its storage, [(argument, the argument's storage)])] of elementwise nodes: whose memory they could take."""
+        found = []
+        for number, node in enumerate(self.nodes):
+            value = node.meta["val"]
+            if not isinstance(value, torch.Tensor) or compat.into(node.target) is None:
+                continue
+            own = self.places[compat.storage_key(value)]
+            arguments = [each for each in node.args if isinstance(each, torch.fx.Node) and _lie_alike(each, node)]
+            given = []
+            for argument in dict.fromkeys(arguments):
+                place = self.places.get(compat.storage_key(argument.meta["val"]))
+                if place is not None and self._may_be_overwritten(place) and self.storages[place].bytes == self.storages[own].bytes:
+                    given.append((argument, place))
+            old = self._old.get(node)
+            if old in arguments or old is not None and _lie_alike(old, node) and not _shares(node, old):
+                given.insert(0, (old, None))
+            if given:
+                found.append((number, own, [each for each in given if _is_only_alike(node, each[0])]))
+        return found
+
+    def _may_be_overwritten(self, place):
+        """Not what is put out or written, and not a draw, which may be the caller's."""
+        storage = self.storages[place]
+        return not storage.is_kept and storage.holders[0].op == "call_function" and self.writes.keys().isdisjoint(storage.holders)
+
     def positions(self, order=None):
         """The position at which each node runs."""
         positions = list(range(len(self.nodes)))
@@ -76,12 +115,30 @@ class Lifetimes:
         end = len(self.nodes) - 1
         return [(min(map(at, storage.starts)), end if storage.is_kept else max(map(at, storage.ends))) for storage in self.storages]
 
+    def reuses(self, order=None):
+        """{storage: (argument, storage)} that its first node computes into; (the old value, None) for new values."""
+        positions, spans, found = self.positions(order), self.spans(order), {}
+        for number, own, given in self._reuses:
+            position = positions[number]
+            for argument, place in given:
+                if place is None:
+                    is_free = max((positions[reader] for reader in self.writes[self.nodes[number]]), default=position) <= position
+                else:
+                    is_free = spans[place][1] == position
+                if is_free:
+                    found[own] = argument, place
+                    break
+        return found
+
     def live_bytes(self, order=None):
         """Bytes that are allocated while the node at each position runs."""
         changes = [0] * (len(self.nodes) + 1)
-        for storage, (first, last) in zip(self.storages, self.spans(order)):
-            changes[first] += storage.bytes
-            changes[last + 1] -= storage.bytes
+        reuses = self.reuses(order)
+        for place, (storage, (first, last)) in enumerate(zip(self.storages, self.spans(order))):
+            _, given = reuses.get(place, (None, place))
+            if given is not None:  # else it lies in the old tensor
+                changes[first + (place in reuses)] += storage.bytes
+                changes[last + 1] -= storage.bytes
         live, sums = 0, []
         for change in changes[:-1]:
             live += change
@@ -93,6 +150,26 @@ class Lifetimes:
         live = self.live_bytes(order) or [0]
         peak = max(live)
         return peak, live.index(peak)
+
+
+def _lie_alike(one, other):
+    """Whether two values have the same shape, type and strides, and each fills its memory."""
+    one, other = one.meta["val"], other.meta["val"]
+    if not isinstance(one, torch.Tensor) or (one.shape, one.dtype, one.stride()) != (other.shape, other.dtype, other.stride()):
+        return False
+    return one.untyped_storage().nbytes() == one.numel() * one.element_size()
+
+
+def _shares(node, old):
+    return any(compat.storage_key(tensor) == compat.storage_key(old.meta["val"])
+               for each in node.all_input_nodes for tensor in tensors_of(each.meta["val"]))
+
+
+def _is_only_alike(node, overwritten):
+    """Whether all that the node reads of this memory lies as the result does: an element is then read before it is written."""
+    key = compat.storage_key(overwritten.meta["val"])
+    return all(_lie_alike(each, node) for each in node.all_input_nodes
+               if any(compat.storage_key(tensor) == key for tensor in tensors_of(each.meta["val"])))
 
 
 def holders_by_storage(step):
@@ -135,23 +212,34 @@ def forward_nodes(step):
     return set(nodes[:forward_end(step, {node: position for position, node in enumerate(nodes)}) + 1])
 
 
-def release_after(step):
-    """{node: [nodes whose values are no longer needed once it has run]}, and {node: [numbers of the outputs to write then]}.
-
-    For executors: they follow the rules of this module.
+@dataclass(frozen=True)
+class Frees:
+    """What an executor does beside calling the nodes, by the rules of this module. after: {node: [nodes whose values are no longer
+    needed once it has run]}; writes: {node: [numbers of the outputs to write into their inputs then]}; into: {node: the node whose
+    memory it computes into, by `compat.into`: an input where that makes a write of its own superfluous}.
     """
+
+    after: Dict[torch.fx.Node, List[torch.fx.Node]]
+    writes: Dict[torch.fx.Node, List[int]]
+    into: Dict[torch.fx.Node, torch.fx.Node]
+
+
+def frees(step):
+    """Frees of a step in the order that its graph has."""
     lifetimes = Lifetimes(step)
     outputs = {node: number for number, node in enumerate(step.results)}
     written = {node for node, value in zip(step.results, step.outputs) if value.role in WRITTEN}
-    releases, writes = {}, {}
+    into = {lifetimes.storages[place].holders[0]: argument for place, (argument, _) in lifetimes.reuses().items()}
+    after, writes = {}, {}
     inputs = [node for node, value in zip(step.placeholders, step.inputs) if value.role == DRAW]
     for node in inputs + lifetimes.nodes:
-        readers = [lifetimes.number[user] for user in node.users if user in lifetimes.number]
-        own = [lifetimes.number[node]] if node in lifetimes.number else []
+        last = [lifetimes.number[user] for user in node.users if user in lifetimes.number]
+        last += [lifetimes.number[node]] if node in lifetimes.number else []
         if node in written:
-            at = max(own + lifetimes.writes[node])
-            writes.setdefault(lifetimes.nodes[at], []).append(outputs[node])
-            readers.append(at)
-        if (node not in outputs or node in written) and readers + own:
-            releases.setdefault(lifetimes.nodes[max(readers + own)], []).append(node)
-    return releases, writes
+            at = max(last[-1:] + lifetimes.writes[node])
+            last.append(at)
+            if into.get(node, node).op != "placeholder":
+                writes.setdefault(lifetimes.nodes[at], []).append(outputs[node])
+        if (node not in outputs or node in written) and last:
+            after.setdefault(lifetimes.nodes[max(last)], []).append(node)
+    return Frees(after, writes, into)

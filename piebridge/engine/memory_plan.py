@@ -1,6 +1,6 @@
 """The memory of a step before it runs: its peak and where it is, what is kept for the backward pass by layer, an arena."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Tuple
 
 import torch
@@ -66,7 +66,7 @@ class MemoryPlan:
 def plan_memory(step):
     """MemoryPlan of a StepGraph whose values are propagated (see propagate.py)."""
     lifetimes = Lifetimes(step)
-    live, spans = lifetimes.live_bytes(), lifetimes.spans()
+    live, spans, reuses = lifetimes.live_bytes(), lifetimes.spans(), lifetimes.reuses()
     peak, position = lifetimes.peak()
     last = forward_end(step, lifetimes.number)
     return MemoryPlan(
@@ -79,10 +79,24 @@ def plan_memory(step):
         batch_bytes=_input_bytes(step, BATCH, WEIGHTS, INDEX),
         timeline=[(node.name, size) for node, size in zip(lifetimes.nodes, live)],
         forward_end=last,
-        kept=_kept(step, lifetimes, spans, last),
-        values=[storage.holders[0].name for storage in lifetimes.storages],
-        arena=plan_arena([storage.bytes for storage in lifetimes.storages], spans),
+        kept=_kept(step, lifetimes, spans, reuses, last),
+        **_arena(lifetimes, spans, reuses),
     )
+
+
+def _arena(lifetimes, spans, reuses):
+    """What computes into another value's memory lies where that one lies; what is computed into an input is not in the arena."""
+    roots, merged = {}, {}
+    for place in sorted(range(len(spans)), key=lambda place: spans[place][0]):
+        _, given = reuses.get(place, (None, place))
+        if given is not None:
+            roots[place] = root = roots.get(given, place)
+            first, last = merged.get(root, spans[place])
+            merged[root] = min(first, spans[place][0]), max(last, spans[place][1])
+    arena = plan_arena([lifetimes.storages[root].bytes for root in merged], list(merged.values()))
+    offsets = dict(zip(merged, arena.offsets))
+    return {"values": [lifetimes.storages[place].holders[0].name for place in roots],
+            "arena": replace(arena, offsets=tuple(offsets[root] for root in roots.values()))}
 
 
 def _input_bytes(step, *roles):
@@ -94,11 +108,12 @@ def _constant_bytes(step):
     return sum(getattr(step.graph_module, name).untyped_storage().nbytes() for name in names)
 
 
-def _kept(step, lifetimes, spans, boundary):
+def _kept(step, lifetimes, spans, reuses, boundary):
     layers = _Layers(step)
     kept = []
-    for storage, (first, last) in zip(lifetimes.storages, spans):
-        if first <= boundary < last and not storage.is_kept:
+    for place, (storage, (first, last)) in enumerate(zip(lifetimes.storages, spans)):
+        is_in_place = reuses.get(place, (None, place))[1] is None
+        if first <= boundary < last and not storage.is_kept and not is_in_place:
             holder = next((each for each in storage.holders if isinstance(each.meta["val"], torch.Tensor)), storage.holders[0])
             value = tensors_of(holder.meta["val"])[0]
             dtype = str(value.dtype).rpartition(".")[2]

@@ -1,12 +1,9 @@
-"""Convolution, its three gradients, and pooling as standard ONNX nodes. See onnx_operators.py for how a rule is called.
+"""Convolution and pooling as standard ONNX nodes. See onnx_operators.py for how a rule is called.
 
-With x [B, C, ...], a weight [K, C / groups, ...] and the output's gradient y [B, K, ...]:
-* dx is a convolution of y, spread out by the stride, with the flipped weight, its channels swapped; with a stride and full channels
-  ConvTranspose, which does not spend products on the zeros between.
-* dw of a 1x1 kernel is a product of matrices, sum over samples of y x^T; of a depthwise one, for each tap, the sum of y times x shifted;
-  otherwise, by `graph.general`, "columns": the shifted x joined, then as for 1x1; or "swapped": a convolution of x with y, samples and
-  channels swapped, stride and dilation too.
-* db is the sum of y.
+A transposed convolution, which is how a convolution's input gradient comes in, goes out as a convolution of y, spread out by the stride,
+with the flipped weight, its channels swapped: runtimes tune that far better, and prepack the weight where it is frozen. With a stride and
+more than one channel per group it stays ConvTranspose, which spends no products on the zeros between. Weight gradients have become plain
+operators before, see passes/standard_convolutions.py.
 """
 
 import math
@@ -16,8 +13,7 @@ from piebridge.engine.onnx_graph import reduced
 
 def _convolution(graph, result, x, weight, bias, strides, padding, dilations, is_transposed, output_padding, groups):
     if is_transposed:
-        attributes = {"output_padding": list(output_padding)}
-        return _added(graph, _transposed(graph, x, weight, strides, padding, dilations, groups, result.shape, **attributes), bias)
+        return _added(graph, _transposed(graph, x, weight, result.shape, strides, padding, dilations, groups), bias)
     return _plain(graph, x, weight, bias, strides, padding, padding, dilations, groups)
 
 
@@ -39,36 +35,15 @@ def _plain(graph, x, weight, bias, strides, begins, ends, dilations, groups):
                       pads=begins + ends, dilations=list(dilations), group=groups)
 
 
-def _transposed(graph, y, weight, strides, padding, dilations, groups, shape, output_padding):
-    return graph.node("ConvTranspose", [y, weight], shape, y.dtype, kernel_shape=list(weight.shape[2:]), strides=list(strides),
-                      pads=list(padding) * 2, dilations=list(dilations), group=groups, output_padding=output_padding)
-
-
-def _gradients(graph, result, y, x, weight, bias_sizes, strides, padding, dilations, is_transposed, output_padding, groups, mask):
-    geometry = (strides, padding, dilations, groups)
-    found = [None, None, None]
-    if is_transposed:  # the transposed convolution is the input gradient of a plain one, with x and y in each other's place
-        if mask[0]:
-            found[0] = _plain(graph, y, weight, None, strides, padding, padding, dilations, groups)
-        if mask[1]:
-            found[1] = _of_weight(graph, x, y, weight.shape, *geometry)
-    else:
-        if mask[0]:
-            found[0] = _of_input(graph, y, weight, x.shape, *geometry)
-        if mask[1]:
-            found[1] = _of_weight(graph, y, x, weight.shape, *geometry)
-    if mask[2]:
-        found[2] = graph.reduce_sum(y, [0] + list(range(2, len(y.shape))))
-    return found
-
-
-def _of_input(graph, y, weight, shape, strides, padding, dilations, groups):
+def _transposed(graph, y, weight, shape, strides, padding, dilations, groups):
+    """weight [K, C / groups, ...]; shape: of the result, [B, C, ...]."""
     kernel = weight.shape[2:]
     is_strided = any(stride != 1 for stride in strides)
     if is_strided and weight.shape[1] > 1:
         missing = [size - ((count - 1) * stride - 2 * pad + dilation * (taps - 1) + 1) for size, count, stride, pad, dilation, taps
                    in zip(shape[2:], y.shape[2:], strides, padding, dilations, kernel)]
-        return _transposed(graph, y, weight, strides, padding, dilations, groups, shape, missing)
+        return graph.node("ConvTranspose", [y, weight], shape, y.dtype, kernel_shape=list(kernel), strides=list(strides),
+                          pads=list(padding) * 2, dilations=list(dilations), group=groups, output_padding=missing)
     begins = [dilation * (taps - 1) - pad for dilation, taps, pad in zip(dilations, kernel, padding)]
     y = _spread(graph, y, strides) if is_strided else y
     ends = [size - count - begin + dilation * (taps - 1)
@@ -95,53 +70,6 @@ def _spread(graph, y, strides):
     ends = [0] + [each for stride in strides for each in (0, stride - 1)]
     padded = graph.pad(graph.reshape(y, apart), [0] * len(apart), ends)
     return graph.reshape(padded, (batch, channels) + tuple(size * stride for size, stride in zip(sizes, strides)))
-
-
-def _of_weight(graph, y, x, shape, strides, padding, dilations, groups):
-    inputs, kernel, sizes = shape[1], shape[2:], y.shape[2:]
-    if groups == x.shape[1] == y.shape[1] and groups > 1:
-        axes = [0] + list(range(2, len(x.shape)))
-        taps = _taps(graph, x, kernel, sizes, strides, padding, dilations)
-        sums = [graph.reduce_sum(graph.node("Mul", [tap, y], y.shape, y.dtype), axes, keepdim=True) for tap in taps]
-        ordered = [graph.reshape(each, (groups, 1, 1)) for each in sums]
-        return graph.reshape(graph.concatenate(ordered, 2), shape)
-    if math.prod(kernel) > 1 and groups == 1 and graph.general == "swapped":
-        return _by_swapped_convolution(graph, y, x, kernel, strides, padding, dilations)
-    batch, count = x.shape[0], math.prod(sizes)
-    taps = _taps(graph, x, kernel, sizes, strides, padding, dilations)
-    columns = graph.concatenate([graph.reshape(tap, (batch, groups, inputs, count)) for tap in taps], 2)
-    rows = graph.reshape(y, (batch, groups, shape[0] // groups, count))
-    if groups == 1:
-        columns, rows = [graph.reshape(each, (batch,) + each.shape[2:]) for each in (columns, rows)]
-    rank = len(columns.shape)
-    product = graph.matmul(rows, graph.transpose(columns, list(range(rank - 2)) + [rank - 1, rank - 2]))
-    summed = graph.reshape(graph.reduce_sum(product, [0]), (shape[0], math.prod(kernel), inputs))
-    return graph.reshape(graph.transpose(summed, [0, 2, 1]) if len(taps) > 1 else summed, shape)
-
-
-def _taps(graph, x, kernel, sizes, strides, padding, dilations):
-    """For each place of the kernel, in order, what of x it meets: [[B, C, *sizes]]."""
-    axes = list(range(2, len(x.shape)))
-    x = graph.pad(x, [0, 0] + list(padding), [0, 0] + list(padding))
-    found = []
-    for flat in range(math.prod(kernel)):
-        place, rest = [], flat
-        for taps in reversed(kernel):
-            place.insert(0, rest % taps)
-            rest //= taps
-        starts = [at * dilation for at, dilation in zip(place, dilations)]
-        stops = [start + (size - 1) * stride + 1 for start, size, stride in zip(starts, sizes, strides)]
-        found.append(graph.slice(x, axes, starts, stops, list(strides)))
-    return found
-
-
-def _by_swapped_convolution(graph, y, x, kernel, strides, padding, dilations):
-    order = [1, 0] + list(range(2, len(x.shape)))
-    x, y = graph.transpose(x, order), graph.transpose(y, order)
-    # what the stride never reached is cropped, so that exactly the kernel's places come out
-    ends = [(taps - 1) * dilation + (size - 1) * stride + 1 - length - pad for taps, dilation, size, stride, length, pad
-            in zip(kernel, dilations, y.shape[2:], strides, x.shape[2:], padding)]
-    return graph.transpose(_plain(graph, x, y, None, dilations, list(padding), ends, strides, 1), order)
 
 
 def _windows(kernel, strides, padding, dilations, rounds_up):
@@ -187,7 +115,7 @@ def _average_pool_gradient(graph, result, y, x, kernel, strides, padding, rounds
         return None
     channels = x.shape[-3]
     weight = graph.filled(1.0 / math.prod(kernel), (channels, 1) + tuple(kernel), x.dtype)
-    return _of_input(graph, y, weight, x.shape, strides, padding, [1, 1], channels)
+    return _transposed(graph, y, weight, x.shape, strides, padding, [1, 1], channels)
 
 
 def _adaptive_average_pool(graph, result, x, sizes):
@@ -213,7 +141,7 @@ def _even_windows(shape, sizes):
 
 
 RULES = {
-    "convolution.default": _convolution, "convolution_backward.default": _gradients,
+    "convolution.default": _convolution,
     "max_pool2d_with_indices.default": _max_pool, "max_pool2d_with_indices_backward.default": _max_pool_gradient,
     "avg_pool2d.default": _average_pool, "avg_pool2d_backward.default": _average_pool_gradient,
     "_adaptive_avg_pool2d.default": _adaptive_average_pool, "_adaptive_avg_pool2d_backward.default": _adaptive_average_pool_gradient,

@@ -23,17 +23,16 @@ Tensor = namedtuple("Tensor", "name shape dtype")
 
 
 class OnnxGraph:
-    """nodes and initializers so far, as protobuf messages. general: see onnx_convolutions.py."""
+    """nodes and initializers so far, as protobuf messages; constants: {name: torch tensor} of the latter."""
 
-    def __init__(self, general="columns"):
-        self.general = general
+    def __init__(self):
         try:
             import onnx
             from onnx import helper, numpy_helper
         except ImportError:
             raise UserError("engine: writing ONNX needs the package onnx; pip install 'piebridge[engine]', or use backend=eager") from None
         self._onnx, self._helper, self._to_tensor = onnx, helper, numpy_helper.from_array
-        self.nodes, self.initializers, self._count = [], [], 0
+        self.nodes, self.initializers, self.constants, self._count = [], [], {}, 0
         self._known, self._unshaped = {}, {}  # small constants by content; what a reshaped value was before
 
     def node(self, operation, inputs, shape, dtype, **attributes):
@@ -75,6 +74,7 @@ class OnnxGraph:
         else:
             self.initializers.append(self._to_tensor(tensor.numpy(), name))
         value = Tensor(name, tuple(tensor.shape), tensor.dtype)
+        self.constants[name] = tensor
         if key is not None:
             self._known[key] = value
         return value

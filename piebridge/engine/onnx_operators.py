@@ -16,13 +16,34 @@ from piebridge.engine.onnx_graph import Tensor, axes_of
 Result = namedtuple("Result", "shape dtype results used")
 
 
+SMALL = (torch.uint8, torch.int8, torch.int16)  # runtimes compute with larger ones only
+
+
+def _wide(dtype):
+    return torch.int32 if dtype in SMALL else dtype
+
+
 def _arithmetic(operation):
     def rule(graph, result, a, b, alpha=1):
-        a, b = graph.operand(a, result.dtype), graph.operand(b, result.dtype)
+        wide = _wide(result.dtype)
+        a, b = graph.operand(a, wide), graph.operand(b, wide)
         if alpha != 1:
-            b = graph.node("Mul", [b, graph.number(alpha, result.dtype)], b.shape, b.dtype)
-        return graph.node(operation, [a, b], result.shape, result.dtype)
+            b = graph.node("Mul", [b, graph.number(alpha, wide)], b.shape, wide)
+        return graph.cast(graph.node(operation, [a, b], result.shape, wide), result.dtype)
     return rule
+
+
+def _divided(graph, result, a, b, rounding_mode=None):
+    """Of whole numbers, rounded down: what Mod leaves divides without a rest."""
+    if rounding_mode is None:
+        return _arithmetic("Div")(graph, result, a, b)
+    if rounding_mode != "floor" or result.dtype.is_floating_point:
+        return None
+    wide = _wide(result.dtype)
+    a, b = graph.operand(a, wide), graph.operand(b, wide)
+    rest = graph.node("Mod", [a, b], result.shape, wide)
+    divisible = graph.node("Sub", [a, rest], result.shape, wide)
+    return graph.cast(graph.node("Div", [divisible, b], result.shape, wide), result.dtype)
 
 
 def _reversed_subtraction(graph, result, a, b, alpha=1):
@@ -53,17 +74,29 @@ def _common_type(a, b):
 def _comparison(operation, is_negated=False):
     def rule(graph, result, a, b):
         common = _common_type(a, b)
-        if common == torch.bool:
-            common = torch.int32
+        common = torch.int32 if common == torch.bool else _wide(common)
         compared = graph.node(operation, [graph.operand(a, common), graph.operand(b, common)], result.shape, torch.bool)
         return graph.node("Not", [compared], result.shape, torch.bool) if is_negated else compared
     return rule
 
 
+def _bits(graph, result, a, b):
+    """And of truths, or of small numbers with constant powers of two, as packed masks have it: bits as such came with opset 18."""
+    if result.dtype == torch.bool:
+        return _logic("And")(graph, result, a, b)
+    powers = graph.constants.get(b.name) if isinstance(b, Tensor) else None
+    if result.dtype not in SMALL or powers is None or any(bin(number).count("1") != 1 for number in powers.flatten().tolist()):
+        return None
+    a, b = graph.cast(a, torch.int32), graph.cast(b, torch.int32)
+    shifted = graph.node("Div", [a, b], result.shape, torch.int32)
+    bit = graph.node("Mod", [shifted, graph.number(2, torch.int32)], result.shape, torch.int32)
+    return graph.cast(graph.node("Mul", [bit, b], result.shape, torch.int32), result.dtype)
+
+
 def _logic(operation):
     def rule(graph, result, *operands):
         if result.dtype != torch.bool:
-            return None  # bits of integers came with opset 18
+            return None
         return graph.node(operation, [graph.operand(each, torch.bool) for each in operands], result.shape, torch.bool)
     return rule
 
@@ -127,7 +160,7 @@ def _softmax(operation):
 
 
 def _sum(graph, result, x, dims=None, keepdim=False, dtype=None):
-    return graph.reduce_sum(graph.cast(x, result.dtype), axes_of(x, dims), keepdim)
+    return graph.cast(graph.reduce_sum(graph.cast(x, _wide(result.dtype)), axes_of(x, dims), keepdim), result.dtype)
 
 
 def _reduction(operation):
@@ -180,8 +213,9 @@ def _with_both(names, rule):
 
 
 RULES = {
-    **_with_both("add", _arithmetic("Add")), **_with_both("sub", _arithmetic("Sub")), **_with_both("div", _arithmetic("Div")),
+    **_with_both("add", _arithmetic("Add")), **_with_both("sub", _arithmetic("Sub")), **_with_both("div", _divided),
     **_with_both("mul", _product), **_with_both("rsub", _reversed_subtraction),
+    "div.Tensor_mode": _divided,
     "pow.Tensor_Scalar": _square_or_power, "pow.Tensor_Tensor": _arithmetic("Pow"), "pow.Scalar": _arithmetic("Pow"),
     "maximum.default": _arithmetic("Max"), "minimum.default": _arithmetic("Min"),
     **_with_both("eq", _comparison("Equal")), **_with_both("ne", _comparison("Equal", is_negated=True)),
@@ -189,7 +223,7 @@ RULES = {
     **_with_both("gt", _comparison("Greater")), **_with_both("ge", _comparison("GreaterOrEqual")),
     "logical_and.default": _logic("And"), "logical_or.default": _logic("Or"), "logical_xor.default": _logic("Xor"),
     "logical_not.default": _logic("Not"), "bitwise_not.default": _logic("Not"),
-    "bitwise_and.Tensor": _logic("And"), "bitwise_or.Tensor": _logic("Or"), "bitwise_xor.Tensor": _logic("Xor"),
+    "bitwise_and.Tensor": _bits, "bitwise_or.Tensor": _logic("Or"), "bitwise_xor.Tensor": _logic("Xor"),
     **{f"{name}.default": _unary(operation) for name, operation in {
         "relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "neg": "Neg", "abs": "Abs",
         "erf": "Erf", "sin": "Sin", "cos": "Cos", "reciprocal": "Reciprocal", "sign": "Sign", "floor": "Floor", "ceil": "Ceil",

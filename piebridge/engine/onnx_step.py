@@ -4,6 +4,7 @@ import torch
 
 from piebridge.core.backends.quiet_imports import import_onnxruntime
 from piebridge.core.backends.segment import threads
+from piebridge.core.errors import UserError
 from piebridge.engine.onnx_writer import NEXT, input_name, output_name, to_onnx
 from piebridge.engine.step_arguments import given_tensors, given_values
 from piebridge.engine.step_graph import BUFFER, LOSSES, OUTPUTS, STATE, TRAINED
@@ -61,7 +62,10 @@ class OnnxStep:
 
 def session_of(model):
     """An inference session on the CPU, with as many threads as torch may use."""
-    onnxruntime = import_onnxruntime()
+    try:
+        onnxruntime = import_onnxruntime()
+    except ImportError:
+        raise UserError("engine: this step needs the package onnxruntime; pip install 'piebridge[engine]', or use backend=eager") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads(), 1
     options.log_severity_level = 3  # errors only

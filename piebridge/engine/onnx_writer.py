@@ -11,13 +11,12 @@ import operator
 import torch
 
 from piebridge.core.errors import UserError
-from piebridge.core.names import closest
 from piebridge.engine.onnx_graph import OnnxGraph
 from piebridge.engine.onnx_operators import RULES, Result
+from piebridge.engine.passes import standard_convolutions
 from piebridge.engine.step_graph import BUFFER, FROZEN, INDEX, LOSSES, OUTPUTS, STATE, TRAINED
 
 NEXT = "next/"
-GENERAL = ("columns", "swapped")  # forms of a large kernel's weight gradient, see onnx_convolutions.py
 LARGEST_BYTES = 2 ** 31
 # what says only where and as what a result lies; its type is known from the result itself
 PLACEMENT = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
@@ -39,13 +38,12 @@ def to_onnx(step, tensors, is_frozen_constant=True, general="columns"):
     tensors: {(role, name): tensor}, of which those are read that become constants: frozen ones, buffers that no step changes, and the
     indices of partly trained tensors, unless is_frozen_constant is False: then these are inputs too. Of all these, what nothing reads is
     left out.
-    general: how the weight gradient of a kernel larger than 1x1 is computed, "columns" (joined shifts and one product) or "swapped" (a
-    convolution with samples and channels swapped). The new value of a partly trained tensor is put out whole.
+    general: how the weight gradient of a dense kernel larger than 1x1 is computed, see passes/standard_convolutions.py. The new value of
+    a partly trained tensor is put out whole.
     UserError where an operator has no standard form, and where the file would be larger than protobuf allows, 2 GiB.
     """
-    if general not in GENERAL:
-        raise UserError(f"general={general}: unknown form{closest(general, GENERAL)}; known: {', '.join(GENERAL)}")
-    graph = OnnxGraph(general)
+    graph, step = OnnxGraph(), step.copy()
+    standard_convolutions.run(step, general, flips_depthwise=False)
     values, inputs = {}, []
     changed = {(value.role, value.name) for value in step.outputs}
     for node, value in zip(step.placeholders, step.inputs):

@@ -1,5 +1,6 @@
 """A step in OpenVINO: the ONNX model of onnx_writer.py, compiled for the CPU, run on the live tensors' own memory."""
 
+import numpy as np
 import torch
 
 from piebridge.core.backends.openvino_backend import shared_core
@@ -17,9 +18,9 @@ class OpenVinoStep:
     """An executor, see interpreter.py, also of a step's prefix (see segments.py). Frozen tensors become constants, which OpenVINO packs for
     its kernels: later changes are not seen.
 
-    step: StepGraph. tensors: {(role, name): tensor} on the CPU; trained ones, states and
-    buffers are read where they lie and updated in place. precision: f32, or bf16 for kernels in bfloat16; what goes in and out stays as
-    it is. UserError where OpenVINO cannot read or compile the step.
+    step: StepGraph. tensors: {(role, name): tensor} on the CPU; trained ones, states and buffers are read where they lie and updated in
+    place. precision: f32, or bf16 for kernels in bfloat16; what goes in and out stays as it is. onnx_options: of to_onnx. UserError where
+    OpenVINO cannot read or compile the step.
     """
 
     def __init__(self, step, tensors, precision="f32", **onnx_options):
@@ -54,11 +55,12 @@ class OpenVinoStep:
         for name, tensor in zip(self._given, given_tensors(self._step, batch, weights, rate, count, draws)):
             if name is not None:
                 self._bind(name, tensor.detach())
+        # numpy copies on this thread: torch would wake its own, which then spin on the cores that OpenVINO is to use
         for live, staged in self._staged:
-            staged.copy_(live)
+            np.copyto(staged.numpy(), live.numpy())
         self._request.infer()
         for live, result in self._writes:
-            live.copy_(result)
+            np.copyto(live.numpy(), result.numpy())
         return self._results
 
     def _bind(self, name, tensor):

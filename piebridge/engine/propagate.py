@@ -39,25 +39,3 @@ def _input(value, like):
     if like is None or tuple(like.shape) != value.shape:
         return torch.empty(value.shape, dtype=value.dtype)
     return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=like.device)
-
-
-def insert(step, operator, *arguments, **keywords):
-    """A call at the graph's insertion point, its `meta["val"]` filled in from its arguments'; returns the node."""
-    node = step.graph.call_function(operator, arguments, keywords)
-    given = torch.fx.map_arg((arguments, keywords), lambda argument: argument.meta["val"])
-    with compat.fake_mode_of(step.placeholders[0].meta["val"]), torch.no_grad():
-        node.meta["val"] = operator(*given[0], **given[1])
-    return node
-
-
-def insert_constant(step, name, tensor):
-    """The node of a constant of the graph module, made unless it is there; for a pass's own fixed tables."""
-    for node in step.graph.nodes:
-        if node.op == "get_attr" and node.target == name:
-            return node
-    step.graph_module.register_buffer(name, tensor)
-    first = next(node for node in step.graph.nodes if node.op != "placeholder")
-    with step.graph.inserting_before(first):
-        node = step.graph.get_attr(name)
-    node.meta["val"] = compat.fake_mode_of(step.placeholders[0].meta["val"]).from_tensor(tensor)
-    return node

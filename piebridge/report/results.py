@@ -114,11 +114,20 @@ def left_out(runs: List[Run]) -> List[str]:
     return lines
 
 
-def by_setting(runs: List[Run]) -> Dict[Tuple, List[Run]]:
-    """Finished runs by (network, dataset, epochs, device, conditions, data), in order of first appearance."""
+def by_setting(runs: List[Run], is_any_length: bool = False) -> Dict[Tuple, List[Run]]:
+    """Finished runs by (network, dataset, epochs, device, conditions, data), in order of first appearance; epochs "" for any number."""
     groups: Dict[Tuple, List[Run]] = {}
     for run in finished(runs):
-        groups.setdefault(run.setting, []).append(run)
+        network, dataset, epochs, *rest = run.setting
+        groups.setdefault((network, dataset, "" if is_any_length else epochs, *rest), []).append(run)
+    return groups
+
+
+def by_folder(runs: List[Run]) -> Dict[Tuple[str, str, str], List[Run]]:
+    """Runs by the folder that their seeds share: (its name, pet, "")."""
+    groups: Dict[Tuple[str, str, str], List[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.folder.parent.name, run.pet, ""), []).append(run)
     return groups
 
 
@@ -135,8 +144,8 @@ def by_method(runs: List[Run]) -> Dict[Tuple[str, str, str], List[Run]]:
 
 def describe_setting(setting: Tuple) -> str:
     network, dataset, epochs, device, conditions, _ = setting
-    length = "n/a epochs" if epochs is None else f"{epochs} epoch{'' if epochs == 1 else 's'}"
-    return f"{network} on {dataset}, {length}, {device}" + (f", {conditions}" if conditions else "")
+    length = "n/a epochs" if epochs is None else f"{epochs} epoch{'' if epochs == 1 else 's'}" if epochs else ""
+    return ", ".join(part for part in (f"{network} on {dataset}", length, device, conditions) if part)
 
 
 def describe_method(key, keys):

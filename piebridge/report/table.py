@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from piebridge.core.files import write_text
-from piebridge.report.results import by_method, by_setting, describe_method, describe_setting, left_out
+from piebridge.report.results import by_folder, by_method, by_setting, describe_method, describe_setting, left_out
 
 SPREAD_NOTE = ("Mean +- sample standard deviation over n seeds; memory: the most of them.\n"
                "Seconds leave out evaluation, and the start of Python and torch (1 to 2 s, the same for all).\n"
@@ -45,13 +45,17 @@ class Row:
     ratio_to_pet_fast: Optional[float] = None
     energy_j: Tuple[Optional[float], Optional[float]] = (None, None)
     phases: Tuple = ()
+    epochs: Optional[int] = None
 
 
-def build_rows(runs: List) -> List[Row]:
-    """Rows of all finished runs, setting by setting, slowest method first."""
+def build_rows(runs: List, is_by_folder: bool = False) -> List[Row]:
+    """Rows of all finished runs, setting by setting, slowest method first.
+
+    is_by_folder: rows differ in more than the method, epochs included, and are named by the folder that holds their seeds.
+    """
     rows = []
-    for setting, members in by_setting(runs).items():
-        methods = by_method(members)
+    for setting, members in by_setting(runs, is_by_folder).items():
+        methods = by_folder(members) if is_by_folder else by_method(members)
         group_rows = with_ratios([_row(setting, key, group) for key, group in methods.items()])
         rows += sorted(group_rows, key=lambda row: -(row.train_seconds[0] or 0.0))
     return rows
@@ -118,6 +122,7 @@ def _row(setting, key, group):
         trainable_parameters=_most([run.trainable_parameters for run in group]),
         energy_j=_mean_and_spread([run.energy_j for run in group]),
         phases=_mean_phases([dict(run.phases) for run in group]),
+        epochs=group[0].epochs,
     )
 
 
@@ -162,6 +167,7 @@ def _cells(row, members, columns):
     percent = (None if mean is None else 100 * mean, None if spread is None else 100 * spread)
     texts = {
         "method": describe_method((row.method, row.pet, row.variant), [(other.method, other.pet, other.variant) for other in members]),
+        "epochs": "n/a" if row.epochs is None else str(row.epochs),
         "n": str(row.n),
         "test accuracy %": _pair(percent, 1),
         "train seconds": _pair(row.train_seconds, 1),

@@ -56,7 +56,7 @@ def train(step, name, first, last, gate=None, epoch=5):
 
 
 @pytest.mark.parametrize("rule", ["adamw", "sgd"])
-@pytest.mark.parametrize("name, kind", [("tower", kind) for kind in KINDS] + [("vit", "sparse"), ("vit", "lora")])
+@pytest.mark.parametrize("name, kind", [("tower", kind) for kind in KINDS] + [("vit", "sparse")])
 def test_twenty_steps_are_the_eager_ones(name, kind, rule):
     eager = EagerStep(tuning_of(name, kind), config(rule).optimizer)
     step = compiled(tuning_of(name, kind, "folded"), rule)
@@ -67,19 +67,19 @@ def test_twenty_steps_are_the_eager_ones(name, kind, rule):
         torch.testing.assert_close(tensor, eager.trainable.state()[key], rtol=1e-7, atol=1e-8, msg=key)
 
 
-@pytest.mark.parametrize("kind", ["head", "sparse", "all"])
-def test_resumed_is_the_same_to_the_bit(kind):
+@pytest.mark.parametrize("kind, split, last", [("head", 7, 12), ("sparse", 7, 12), ("all", 2, 4)])
+def test_resumed_is_the_same_to_the_bit(kind, split, last):
     whole = compiled(tuning_of("tower", kind))
-    losses = train(whole, "tower", 0, 12)
+    losses = train(whole, "tower", 0, last)
     first = compiled(tuning_of("tower", kind))
-    train(first, "tower", 0, 7)
+    train(first, "tower", 0, split)
     state = {name: tensor.clone() for name, tensor in first.state().items()}
     values = {name: tensor.clone() for name, tensor in first.trainable.state().items()}
     assert not any(name.startswith("trained/") for name in state)
     second = compiled(tuning_of("tower", kind))
     second.restore(state)
     second.trainable.restore(values)
-    assert all(torch.equal(*pair) for pair in zip(train(second, "tower", 7, 12), losses[7:]))
+    assert all(torch.equal(*pair) for pair in zip(train(second, "tower", split, last), losses[split:]))
     whole.state(), second.state()
     for key, tensor in second.trainable.state().items():
         assert torch.equal(tensor, whole.trainable.state()[key]), key
@@ -110,7 +110,7 @@ def test_infobatch_weighs_the_samples_alike():
         pruner = InfoBatch(8, 0.5, 5, seed=1)
         for epoch in range(4):
             kept = pruner.kept(list(range(8)), epoch)
-            for batch in (kept[:4], kept[4:]):
+            for batch in filter(None, (kept[:4], kept[4:])):
                 images, labels = examples("tower", 8, seed=7)
                 values = step.trainable.frozen().features(images[batch]).detach()
                 _, is_selected = step(values, labels[batch], BatchGate(pruner.gate, batch), 0.0)

@@ -8,12 +8,18 @@ import logging
 from piebridge.core.errors import UserError
 from piebridge.core.names import closest
 from piebridge.engine.passes import (
+    activation_masks,
+    batch_norm_gradients,
     common_subexpressions,
     dead_code,
+    early_update,
     fold_batch_norm,
     fold_constants,
     join_selected,
+    order,
     plain_softmax,
+    recompute,
+    shape_only,
     simplify,
     sparse_channels,
     split_convolution_backward,
@@ -28,20 +34,27 @@ def _of_graph(run):
     return lambda step, tensors: run(step)
 
 
-# in this order: what is split can be folded, what is folded can be equal, what is selected leaves the rest dead
+# in this order: what is split can be folded, what is folded can be equal, what is selected leaves the rest dead;
+# masks before recomputation, which then works on the schedule that early updates leave; the order is found for what there is in the end
 PASSES = {
     "simplify": _of_graph(simplify.run),
     "plain_softmax": plain_softmax.run,
     "join_selected": join_selected.run,
     "split_convolution_backward": _of_graph(split_convolution_backward.run),
+    "batch_norm_gradients": batch_norm_gradients.run,
     "fold_batch_norm": fold_batch_norm.run,
     "fold_constants": fold_constants.run,
     "common_subexpressions": _of_graph(common_subexpressions.run),
     "sparse_channels": _of_graph(sparse_channels.run),
-    # memory: activation_masks, recompute
+    "shape_only": _of_graph(shape_only.run),
+    "activation_masks": _of_graph(activation_masks.run),
     "dead_code": dead_code.run,
-    # memory: early_update, order
+    "early_update": _of_graph(early_update.run),
+    "recompute": _of_graph(recompute.run),
+    "order": _of_graph(order.run),
 }
+
+TRADING_TIME = ("activation_masks", "recompute")  # for memory; only the reference executor, which follows the plan, gains by them
 
 
 def run_passes(step, tensors, off=()):

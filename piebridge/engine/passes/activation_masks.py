@@ -15,8 +15,8 @@ import torch
 
 from piebridge.engine import compat
 from piebridge.engine.lifetime import forward_nodes
-from piebridge.engine.packed_masks import is_packable, pack, unpack
-from piebridge.engine.propagate import insert, insert_constant
+from piebridge.engine.passes.edit import insert, insert_constant
+from piebridge.engine.passes.packed_masks import is_packable, pack, unpack
 from piebridge.engine.step_graph import DRAW
 
 COMPARISONS = frozenset("le lt ge gt eq ne bitwise_or bitwise_and bitwise_not logical_or logical_and logical_not".split())

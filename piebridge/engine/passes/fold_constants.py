@@ -3,7 +3,6 @@
 import torch
 
 from piebridge.engine.passes import edit
-from piebridge.engine.passes.dead_code import drop_unused_inputs
 from piebridge.engine.step_graph import BUFFER, FROZEN, Value
 
 LARGEST_GROWTH = 4 << 20  # bytes by which a folded value may exceed what it is made of: a mask may, a batch of positions may not
@@ -59,7 +58,7 @@ def run(step, tensors):
     """Each largest value that is constant becomes an input FROZEN "folded/<n>"; `tensors` gets its tensor.
 
     Views are left in the graph and their base is folded: they cost nothing, and two views of one weight remain one weight. Equal values
-    become one input. Frozen inputs that nothing reads any more are dropped, from `tensors` too.
+    become one input. What nothing reads any more is left to dead_code.
     """
     constants = Constants(step, tensors)
     results, known = set(step.results), {}
@@ -76,7 +75,6 @@ def run(step, tensors):
         node.replace_all_uses_with(equal)
     for node in points:
         edit.erase_unused(step, node)
-    drop_unused_inputs(step, tensors)
     return len(points)
 
 

@@ -13,7 +13,7 @@ MOST_TRIED = 24  # storages at the peak, the largest first
 def run(step):
     """Reorders the graph for a lower peak; how many nodes moved. New values come after every reader of the old ones."""
     lifetimes = Lifetimes(step)
-    schedule = _Schedule(step, lifetimes)
+    schedule = Schedule(step, lifetimes)
     given = schedule.repaired(list(range(len(lifetimes.nodes))))
     best = min((given, schedule.shrinking_first(given)), key=lifetimes.peak)
     best = _improved(schedule, best)
@@ -34,7 +34,7 @@ def reorder(step, nodes):
         last = node
 
 
-class _Schedule:
+class Schedule:
     """needs, needed_by: numbers of the nodes that must run before and after each node."""
 
     def __init__(self, step, lifetimes):

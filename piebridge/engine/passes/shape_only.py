@@ -7,7 +7,7 @@ argument and never look into it. A zero that is expanded to its shape does as we
 import torch
 
 from piebridge.engine import compat
-from piebridge.engine.propagate import insert, insert_constant
+from piebridge.engine.passes.edit import insert, insert_constant
 
 # operator -> number of the argument that is read for its shape
 POOLING = {"max_pool2d_with_indices_backward": 1, "avg_pool2d_backward": 1, "_adaptive_avg_pool2d_backward": 1}

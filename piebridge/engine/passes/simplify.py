@@ -38,7 +38,7 @@ def _rules():
     aten = compat.aten()
     rules = {aten.add.Tensor: _plus_nothing, aten.sub.Tensor: _plus_nothing, aten.mul.Tensor: _times_one, aten.div.Tensor: _times_one,
              aten.mul.Scalar: _times_one, aten.div.Scalar: _times_one, aten._to_copy.default: _copy, aten.clone.default: _copy,
-             aten.view.default: _view, aten.squeeze.dims: _base, aten.unsqueeze.default: _base,
+             aten.view.default: _view, aten.squeeze.dims: _view, aten.unsqueeze.default: _view,
              aten.permute.default: _permute, aten.expand.default: _first, aten.full_like.default: _filled}
     rules.update({operator: _first for operator in (aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default)})
     return rules
@@ -69,25 +69,19 @@ def _copy(step, node):
     return node.args[0]
 
 
-def _base(step, node):
-    """What views in a row are views of, where it has the last one's shape."""
+def _view(step, node):
+    """A view of a view is a view of the base, one of the same shape is the base."""
     base = node.args[0]
     while edit.is_call(base, compat.aten().view.default, compat.aten().unsqueeze.default, compat.aten().squeeze.dims):
         base = base.args[0]
         if edit.shape(base) == edit.shape(node):
             break
-    return base
-
-
-def _view(step, node):
-    """A view of a view is a view of the base."""
-    base = _base(step, node)
     if base is node.args[0] or edit.shape(base) == edit.shape(node):
         return base
     with step.graph.inserting_before(node):
         try:
             return edit.insert(step, compat.aten().view.default, base, list(edit.shape(node)))
-        except RuntimeError:  # strides that only the steps between allow
+        except (RuntimeError, ValueError):  # strides that only the steps between allow
             return None
 
 

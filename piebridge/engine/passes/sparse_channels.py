@@ -10,6 +10,7 @@ The captured graph computes a weight's whole gradient dW and selects from it. He
 import math
 import operator
 
+import torch
 from torch import fx
 
 from piebridge.engine import compat
@@ -177,7 +178,11 @@ class _Push:
             return self.insert(node.target, part, *node.args[1:])
         extents = list(edit.shape(node))
         extents[dim] = edit.shape(self.index)[0]
-        return self.insert(compat.aten().view.default, part, extents)
+        try:
+            return self.insert(compat.aten().view.default, part, extents)
+        except (RuntimeError, ValueError):  # the part lies in memory in another order
+            whole = self.insert(compat.aten().clone.default, part, memory_format=torch.contiguous_format)
+            return self.insert(compat.aten().view.default, whole, extents)
 
     def operand(self, node, dim):
         """The selection from an operand of the product, made as early as the operand is: what is kept from there on is the part."""

@@ -28,7 +28,7 @@ def _split(step, node):
     for part in list(node.users):
         with step.graph.inserting_before(node):
             if part.args[1] == 0:
-                new = _input_gradient(step, node)
+                new = edit.laid_out_like(step, part, _input_gradient(step, node))
             elif part.args[1] == 1:
                 alone = edit.insert(step, aten.convolution_backward.default, gradient, inputs, weight, None, *geometry, ONLY_WEIGHT)
                 new = edit.insert(step, operator.getitem, alone, 1)

@@ -3,12 +3,16 @@
 import copy
 
 import torch
+from engine_networks import batch_of, family, loss_of, parts_of, with_lora
 from torch import nn
 
+from piebridge.engine.capture import StepSettings, capture
 from piebridge.engine.step_graph import BATCH, BUFFER, COUNT, DRAW, FROZEN, INDEX, LOSSES, OUTPUTS, RATE, STATE, TRAINED, WEIGHTS
-from piebridge.engine.update_rules import SGD
+from piebridge.engine.update_rules import SGD, AdamW
 
 LEARNING_RATE = 0.01
+ADAMW = AdamW(0.1, epsilon=1e-4)  # its usual 1e-8 makes steps of full size from gradients that are rounding alone
+RULES = {"full": SGD(0.9, 1e-3), "bias": ADAMW, "layers": SGD(), "channels": ADAMW, "lora": SGD(0.9)}
 
 
 class Reference:
@@ -86,3 +90,20 @@ def assert_same_tensors(tensors, reference):
         assert_close(tensors[TRAINED, key], whole.detach())
     for key, buffer in reference.module.named_buffers():
         assert_close(tensors[BUFFER, key], buffer)
+
+
+def check_steps(name, scheme, is_training):
+    """Three steps of a family and a scheme equal autograd's and torch.optim's: losses, outputs, trained tensors, statistics."""
+    module = family(name).train(is_training)
+    if scheme == "lora":
+        module = with_lora(module)
+    parts, rule, weights = parts_of(module, scheme), RULES[scheme], torch.tensor([0.4, 0.0, 0.3, 0.3], dtype=torch.float64)
+    reference = Reference(module, loss_of(name), parts, optimizer_of(rule))
+    step = capture(module, loss_of(name), rule, parts, batch_of(name), StepSettings(is_training=is_training))
+    tensors = tensors_of(step, module)
+    for number in range(1, 4):
+        batch = batch_of(name, seed=number)
+        found, expected = advance(step, tensors, batch, weights, LEARNING_RATE, number), reference.backward(batch, weights)
+        reference.update()
+        assert_close(found, expected)
+        assert_same_tensors(tensors, reference)

@@ -1,4 +1,4 @@
-"""Small networks and schemes for the tests of memory, and the shortest executor: nodes in order, frees by plan, writes in place."""
+"""Small networks and schemes for the tests of memory, and what a run of their steps allocates."""
 
 import functools
 
@@ -8,9 +8,9 @@ from torchvision.models import MobileNetV2, VisionTransformer
 
 from piebridge.engine.byte_counter import ByteCounter
 from piebridge.engine.capture import StepSettings, capture
-from piebridge.engine.lifetime import release_after
+from piebridge.engine.interpreter import LIVE, Interpreter
 from piebridge.engine.losses import cross_entropy
-from piebridge.engine.step_graph import BATCH, COUNT, DRAW, INDEX, RATE, STATE, TRAINED, WEIGHTS, Part
+from piebridge.engine.step_graph import BATCH, COUNT, DRAW, INDEX, LOSSES, OUTPUTS, RATE, STATE, WEIGHTS, Part
 from piebridge.engine.update_rules import SGD
 
 CLASSES = 5
@@ -151,34 +151,14 @@ def results_of(step, tensors):
 
 
 def measured_peak(step, tensors):
-    """(peak bytes of a run with planned frees and in-place writes, {(role, name): what was put out or written})."""
-    releases, writes = release_after(step)
-    values = {node: tensors[value.role, value.name] for node, value in zip(step.placeholders, step.inputs) if value.role != DRAW}
-    draws = {node: tensors[value.role, value.name] for node, value in zip(step.placeholders, step.inputs) if value.role == DRAW}
-    with torch.no_grad(), ByteCounter() as counter:
-        for node in step.graph.nodes:
-            if node.op == "get_attr":
-                values[node] = getattr(step.graph_module, node.target)
-            elif node.op == "call_function":
-                for draw in draws.keys() & set(node.all_input_nodes):
-                    values[draw] = draws.pop(draw).clone()
-                values[node] = _call(node, values)
-                for number in writes.get(node, ()):
-                    _write(step, tensors, step.outputs[number], values[step.results[number]])
-                for old in releases.get(node, ()):
-                    del values[old]
-    kept = {(value.role, value.name): values.get(node) for node, value in zip(step.results, step.outputs)}
-    return counter.peak, {key: tensors[key] if value is None else value for key, value in kept.items()}
-
-
-def _call(node, values):
-    arguments, keywords = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    return node.target(*arguments, **keywords)
-
-
-def _write(step, tensors, value, new):
-    old, part = tensors[value.role, value.name], step.parts.get(value.name)
-    if value.role == TRAINED and not part.is_whole:
-        old.index_copy_(part.dim, part.index, new)
-    else:
-        old.copy_(new)
+    """(peak bytes of a run by the reference executor, {(role, name): what was put out or written})."""
+    live = {(value.role, value.name): tensors[value.role, value.name] for value in step.inputs if value.role in LIVE}
+    interpreter = Interpreter(step, live)
+    batch = [tensors[value.role, value.name] for _, value in step.inputs_of(BATCH)]
+    draws = [tensors[value.role, value.name].clone for _, value in step.inputs_of(DRAW)]
+    weights, rate, count = (tensors[role, role] for role in (WEIGHTS, RATE, COUNT))
+    with ByteCounter() as counter:
+        losses, outputs = interpreter.run(batch, weights, rate, count, draws)
+    results = {(value.role, value.name): live.get((value.role, value.name)) for value in step.outputs}
+    results.update({(LOSSES, "losses"): losses, (OUTPUTS, "outputs"): outputs})
+    return counter.peak, results

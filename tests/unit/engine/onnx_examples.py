@@ -30,11 +30,13 @@ def draws_of(step, seed):
     return [torch.rand(value.shape, generator=generator).lt(value.facts["keep"]).to(value.dtype) for _, value in step.inputs_of(DRAW)]
 
 
-def compared(executor_of, step, module, batch, steps=3):
-    """(largest error of losses, outputs and live tensors, relative to each one's largest number; losses by step) of an executor, beside
-    the graph called as it stands.
+def compared(executor_of, step, module, batch, steps=3, tensors=None):
+    """(largest error of losses, outputs and live tensors; losses by step) of an executor, beside the graph called as it stands.
+
+    tensors: what to begin with, instead of the module's. Errors are relative to the largest number of all tensors of the same role: some
+    gradients are zero but for rounding, such as those of an attention's key bias.
     """
-    expected, live = tensors_of(step, module), tensors_of(step, module)
+    expected, live = [{key: tensor.clone() for key, tensor in (tensors or tensors_of(step, module)).items()} for _ in range(2)]
     executor = executor_of(step, live)
     flat = [tensor for value in batch for tensor in (value if isinstance(value, tuple) else (value,))]
     weights, errors, curve = torch.full([COUNT], 1 / COUNT), [], []
@@ -42,17 +44,20 @@ def compared(executor_of, step, module, batch, steps=3):
         draws = draws_of(step, count)
         found = executor.run(flat, weights, RATE, count, draws)
         right = advance(step, expected, batch, weights, RATE, float(count), draws)
-        errors += [_error(*pair) for pair in zip(found, right)]
-        errors += [_error(live[key], tensor) for key, tensor in expected.items()]
+        errors += [_error([pair]) for pair in zip(found, right)]
+        for role in {role for role, _ in expected}:
+            errors.append(_error([(live[key], tensor) for key, tensor in expected.items() if key[0] == role]))
         curve.append((found[0].mean().item(), right[0].mean().item()))
     assert any(not torch.equal(tensor, module.get_parameter(name)) for (role, name), tensor in live.items() if role == TRAINED)
     return max(errors), curve
 
 
-def _error(found, expected):
-    if not expected.is_floating_point():
-        return float(not torch.equal(found, expected))
-    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
+def _error(pairs):
+    """pairs: [(found, expected)]."""
+    floats = [(found.double(), expected.double()) for found, expected in pairs if expected.is_floating_point()]
+    assert all(torch.equal(found, expected) for found, expected in pairs if not expected.is_floating_point())
+    largest = max((expected.abs().max().item() for _, expected in floats), default=1.0)
+    return max(((found - expected).abs().max().item() / max(largest, 1e-6) for found, expected in floats), default=0.0)
 
 
 def graph_of(function, *examples):

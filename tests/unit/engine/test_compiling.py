@@ -182,3 +182,27 @@ def test_importing_the_package_imports_neither_torch_nor_the_engine():
             "try:\n    piebridge.motor\nexcept AttributeError as error:\n    print(error)")
     result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, universal_newlines=True, check=True)
     assert result.stdout.strip() == "module 'piebridge' has no attribute 'motor'"
+
+
+def test_measures_executors_and_follows_the_choice_again(tmp_path):
+    """With the file's and the cache's choice nothing is measured, and the bits stay the same."""
+    settings = {"optimizer": SGD(0.9), "accumulation": 2, "candidates": ["interpreter_channels_last"], "is_channels_last": False}
+    program = compiled(network(), **settings)
+    choice = program.facts["choice"]
+    assert set(choice["parts"].values()) <= {"interpreter", "interpreter_channels_last"}
+    again = compiled(network(), **settings)
+    assert again.facts["is_cached"] and again.facts["choice"] == choice
+    program.write(tmp_path / "program")
+    read = piebridge.engine.read_program(tmp_path / "program")
+    assert read.facts["choice"] == choice
+    plain = Plain(network(), SGD(0.9), everything(network()), 0.05, accumulation=2)
+    for images, labels in batches(6):
+        losses = program(images, labels, rate=0.05)[0]
+        assert torch.equal(again(images, labels, rate=0.05)[0], losses) and torch.equal(read(images, labels, rate=0.05)[0], losses)
+        torch.testing.assert_close(losses, plain(images, labels), rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(tensor, again.state()[name]) for name, tensor in program.state().items())
+
+
+def test_a_string_names_one_candidate():
+    with pytest.raises(UserError, match=r"engine: no candidate 'openvinno' \(did you mean 'openvino'\?\)"):
+        compiled(network(), candidates="openvinno")

@@ -12,8 +12,8 @@ from piebridge.engine.capture import StepSettings, capture
 from piebridge.engine.lifetime import Lifetimes, forward_nodes, peak_bytes
 from piebridge.engine.losses import cross_entropy
 from piebridge.engine.memory_plan import plan_memory
-from piebridge.engine.packed_masks import pack, unpack
-from piebridge.engine.passes import activation_masks, early_update, order, recompute, shape_only
+from piebridge.engine.passes import activation_masks, common_subexpressions, early_update, order, recompute, shape_only
+from piebridge.engine.passes.packed_masks import pack, unpack
 from piebridge.engine.propagate import propagate
 from piebridge.engine.step_graph import Part, Value
 from piebridge.engine.update_rules import SGD, AdamW
@@ -126,6 +126,21 @@ def test_hard_swish_keeps_its_input_and_its_output_is_made_again():
     assert recompute.run(step) > 0
     assert sum(value.bytes == whole for value in kept_of(finished(step))) == 4
     equal_values(step, tensors, expected, "hard-swish")
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_of_a_trained_batch_norm_only_the_input_is_kept(is_training):
+    """As captured, its input less the mean and the activation behind it are kept: both come from the input, which is then dead."""
+    layers = [layer for _ in range(4) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU6())]
+    step, tensors = step_of(nn.Sequential(*layers, Activated(nn.ReLU6())), (4, 3, 16, 16), is_training=is_training)
+    expected, whole = results_of(step, tensors), 8 * 4 * 3 * 16 * 16
+    activation_masks.run(step)
+    common_subexpressions.run(step)
+    early_update.run(step)
+    assert sum(value.bytes == whole for value in kept_of(finished(step))) == 8
+    assert recompute.run(step) > 0
+    assert sum(value.bytes == whole for value in kept_of(finished(step))) <= 5  # the first that is computed again may keep both
+    equal_values(step, tensors, expected, "batch norm")
 
 
 def test_dropout_is_kept_at_one_bit():
@@ -245,7 +260,7 @@ def test_order_finds_the_best_of_all_orders_of_a_small_graph():
     lifetimes = Lifetimes(step)
     head = [number for number, node in enumerate(lifetimes.nodes) if node in forward_nodes(step)][:7]
     rest = [number for number in range(len(lifetimes.nodes)) if number not in head]
-    needs = order._Schedule(step, lifetimes).needs
+    needs = order.Schedule(step, lifetimes).needs
     peaks = []
     for choice in itertools.permutations(head):
         place = {number: position for position, number in enumerate(choice)}

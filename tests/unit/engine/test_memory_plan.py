@@ -1,14 +1,19 @@
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_examples import NETWORKS, SCHEMES, captured, measured_peak, results_of
 
+from piebridge.core.errors import UserError
+from piebridge.engine import memory_picture
 from piebridge.engine.arena import plan_arena
 from piebridge.engine.byte_counter import ByteCounter
-from piebridge.engine.lifetime import Lifetimes
+from piebridge.engine.lifetime import Lifetimes, frees
 from piebridge.engine.memory_plan import plan_memory
-from piebridge.engine.step_graph import LOSSES, TRAINED
+from piebridge.engine.propagate import propagate
+from piebridge.engine.step_graph import BATCH, LOSSES, OUTPUTS, TRAINED, StepGraph, Value
 from piebridge.engine.update_rules import AdamW
 
 
@@ -61,9 +66,13 @@ def test_kept_values_bear_the_layers_that_read_them():
     assert plan_memory(step).kept_by_layer()["blocks.0.0"] >= convolution_input
 
 
-def test_bias_only_keeps_less_and_the_frozen_prefix_keeps_nothing():
-    kept = {scheme: plan_memory(captured("mobilenet", scheme)[1]).kept_bytes for scheme in SCHEMES}
-    assert kept["sparse"] < kept["bias"] <= kept["full"]
+def test_frozen_prefix_keeps_nothing():
+    _, step, _ = captured("mobilenet", "sparse")
+    kept = plan_memory(step).kept
+    depths = [int(value.layer.split(".")[1]) for value in kept if value.layer.startswith("features") and value.bytes > 64]
+    trained = [int(key.split(".")[1]) for key in step.parts if key.startswith("features")]
+    assert min(depths) >= min(trained) - 1  # the layer before gives the activation that the first trained one reads
+    assert sum(value.bytes for value in kept) < plan_memory(captured("mobilenet", "full")[1]).kept_bytes
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=30))
@@ -128,3 +137,57 @@ def test_counter_sees_what_autograd_keeps():
         held = counter.live
         loss.backward()
     assert held == 400 + 400 + 4  # the left operand, the result of exp, the sum
+
+
+def test_elementwise_results_take_the_memory_of_arguments_that_die():
+    module, step, tensors = captured("residual", "full")
+    planned = frees(step)
+    old = {node: value for node, value in zip(step.placeholders, step.inputs)}
+    assert any(old[each].role == TRAINED for each in planned.into.values() if each in old)
+    assert any(each not in old for each in planned.into.values())
+    last = {each: node for node, nodes in planned.after.items() for each in nodes}
+    for node, overwritten in planned.into.items():
+        assert overwritten in old or last[overwritten] is node
+        assert overwritten.meta["val"].shape == node.meta["val"].shape
+    expected = results_of(step, tensors)
+    for key, value in measured_peak(step, tensors)[1].items():
+        assert torch.equal(value, expected[key]), key
+
+
+def test_nothing_is_overwritten_that_is_read_otherwise_or_later():
+    """y = x * x.t() reads elements of x after others of y are written; z = x * 2 is read again; an expanded value has no memory."""
+    graph = torch.fx.Graph()
+    aten = torch.ops.aten
+    inputs = graph.placeholder("x")
+    own = graph.call_function(aten.mul.Tensor, (inputs, 2))
+    turned = graph.call_function(aten.t.default, (own,))
+    product = graph.call_function(aten.mul.Tensor, (own, turned))
+    again = graph.call_function(aten.add.Tensor, (product, 1))
+    both = graph.call_function(aten.mul.Tensor, (product, again))
+    row = graph.call_function(aten.sum.dim_IntList, (both, [0], True))
+    wide = graph.call_function(aten.expand.default, (row, [4, 4]))
+    final = graph.call_function(aten.add.Tensor, (wide, 1))
+    graph.output((final,))
+    values = [Value(BATCH, "inputs", (4, 4), torch.float32)], [Value(OUTPUTS, "outputs", (4, 4), torch.float32)]
+    step = propagate(StepGraph(torch.fx.GraphModule(torch.nn.Module(), graph), *values, {}))
+    assert frees(step).into == {both: product}
+    assert plan_memory(step).peak_bytes == 2 * 64  # own and product; product, again; both and final need no more
+
+
+def test_picture_and_table_say_what_the_plan_says(tmp_path):
+    plan = plan_memory(captured("mobilenet", "full")[1])
+    text = memory_picture.table(plan, rows=3)
+    assert f"{plan.peak_bytes / 2 ** 20:.2f} MiB  at {plan.peak_node}" in text
+    assert f"{len(plan.kept_by_layer()) - 3} more" in text
+    assert set(plan.kept_by_layer()) <= set(memory_picture.table(plan, rows=100).split())
+    bars = memory_picture.bars(plan, columns=40, rows=6).splitlines()
+    assert len(bars) == 8 and max(map(len, bars[:6])) <= 50 and "#" in bars[0] and "^" in bars[6]
+    pytest.importorskip("matplotlib", reason="the PNG needs matplotlib")
+    memory_picture.write_png(plan, tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_picture_says_what_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match="pip install matplotlib; the table and the bars do without"):
+        memory_picture.write_png(None, tmp_path / "memory.png")

@@ -16,7 +16,7 @@ ATEN = torch.ops.aten
 
 
 def check(function, *examples, general="columns"):
-    _, found = OnnxStep(graph_of(function, *examples), {}, general).run(list(examples))
+    found = OnnxStep(graph_of(function, *examples), {}, general).results(list(examples))
     expected = function(*examples)
     expected = expected if isinstance(expected, (tuple, list)) else [expected]
     for one, other in zip(found, expected):
@@ -54,6 +54,11 @@ FUNCTIONS = {
     "layer norm alone": lambda: (lambda x: ATEN.native_layer_norm(x, [3, 4], None, None, 1e-5)[0], X),
     "group norm": lambda: (lambda x, w, b: ATEN.native_group_norm(x, w, b, 2, 4, 15, 2, 1e-5),
                            numbers(2, 4, 3, 5), numbers(4), numbers(4)),
+    "small numbers": lambda: (lambda x: (x.to(torch.uint8) + 3, x.to(torch.int8) * x.to(torch.int8), x.to(torch.int8) > 0,
+                                         x.abs().sum(0, dtype=torch.uint8), ATEN.div.Tensor_mode(x, 4, rounding_mode="floor"),
+                                         ATEN.div.Tensor_mode(x.to(torch.int8), 4, rounding_mode="floor")), WHOLE),
+    "bits": lambda: (lambda x: ATEN.bitwise_and.Tensor(x, torch.tensor([[1], [2], [8], [128]], dtype=torch.uint8)),
+                     torch.arange(0, 255, 7, dtype=torch.uint8)),
     "matrices": lambda: (lambda x, y: (ATEN.mm(x, y), ATEN.addmm(x[:, :2], x, y, beta=0.5, alpha=2), ATEN.bmm(x[None], y[None])),
                          numbers(3, 4), numbers(4, 2)),
     "made tensors": lambda: (lambda x: (ATEN.full([2, 70], 3.0) + x[0, 0, 0], ATEN.full_like(x, 2) + x,
@@ -98,7 +103,8 @@ GEOMETRIES = [((1, 1), (1, 1), (0, 0), (1, 1)), ((1, 1), (2, 2), (0, 0), (1, 1))
               ((2, 2), (2, 2), (0, 0), (1, 1)), ((3, 2), (3, 3), (1, 2), (1, 2)), ((1, 1), (1, 1), (1, 1), (1, 1))]
 
 
-@pytest.mark.parametrize("kind, general", [*itertools.product(CHANNELS, ["columns"]), ("general", "swapped")])
+@pytest.mark.parametrize("kind, general", [*itertools.product(CHANNELS, ["columns"]), ("general", "swapped"),
+                                           ("general", "shifts")])
 def test_convolutions_and_their_gradients(one_thread, kind, general):
     channels, outputs, groups = CHANNELS[kind]
     for kernel, stride, padding, dilation in GEOMETRIES:

@@ -70,7 +70,7 @@ def test_batch_norm_is_never_one_call(one_thread, monkeypatch):
     step, module, batch = step_of("resnet", "full", is_training=True)
     assert "BatchNormalization" not in {node.op_type for node in to_onnx(step, tensors_of(step, module)).graph.node}
     pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
-    assert compared(OnnxStep, step, module, batch)[0] < 1e-4
+    assert compared(OnnxStep, step, module, batch)[0] < 1e-5
     monkeypatch.setattr(compat, "batch_norm_decompositions", dict)
     monkeypatch.setattr(compat, "core_decompositions", dict)
     step, module, batch = step_of("resnet", "full", is_training=True)
@@ -80,7 +80,7 @@ def test_batch_norm_is_never_one_call(one_thread, monkeypatch):
 
 def test_refusals(one_thread, monkeypatch):
     step, module, _ = step_of("resnet", "bias")
-    with pytest.raises(UserError, match=r"general=column: unknown form \(did you mean 'columns'\?\); known: columns, swapped"):
+    with pytest.raises(UserError, match=r"no form 'column' of a convolution's weight gradient; .* \(did you mean 'columns'\?\)"):
         to_onnx(step, tensors_of(step, module), general="column")
     monkeypatch.setattr(onnx_writer, "LARGEST_BYTES", 1000)
     with pytest.raises(UserError, match="the step with its frozen weights takes 0 MiB, and an ONNX file holds 2048; use backend=eager"):

@@ -56,6 +56,26 @@ def test_a_bias_needs_no_activation():
     same(run(step, module, tensors, batch), before)
 
 
+def test_the_inputs_gradient_keeps_the_strides_that_views_rely_on():
+    """A convolution between linear layers over the channels, as ConvNeXt has it."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.middle, self.head = nn.Linear(3, 6), nn.Conv2d(6, 6, 3, padding=1, groups=6), nn.Linear(6, 4)
+
+        def forward(self, inputs):
+            features = self.middle(torch.tanh(self.before(inputs.permute(0, 2, 3, 1))).permute(0, 3, 1, 2))
+            return self.head(torch.tanh(features).permute(0, 2, 3, 1)).mean((1, 2))
+
+    module = network(Between)
+    batch = torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 3])
+    step, tensors = step_of(module, everything(module), batch)
+    before = run(step, module, tensors, batch)
+    run_passes(step, tensors)
+    same(run(step, module, tensors, batch), before)
+
+
 def test_off_leaves_the_joint_node():
     module, batch = network(Two, nn.Conv2d, 6, 3), (torch.randn(2, 3, 8, 8, dtype=torch.float64), torch.tensor([0, 3]))
     step, tensors = step_of(module, everything(module), batch)

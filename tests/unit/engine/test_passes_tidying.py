@@ -61,7 +61,7 @@ def test_simplify_off():
     module, batch = network(Idle), images(4)
     step, tensors = step_of(module, {"layer.weight": Part()}, batch)
     assert "simplify" not in run_passes(step, tensors, off=["simplify"])
-    assert calls(step, ATEN.clone.default)
+    assert [node for node in calls(step, ATEN.mul.Tensor) if node.args[1:] == (1,)]
 
 
 class Repeated(nn.Module):
@@ -123,7 +123,7 @@ def test_dead_code_takes_nodes_and_frozen_inputs():
 
 def test_dead_code_off_keeps_unread_inputs():
     step, tensors = step_of(network(ConvolutionNetwork), {"head.weight": Part()}, images())
-    run_passes(step, tensors, off=["dead_code", "fold_constants"])
+    run_passes(step, tensors, off=["dead_code"])
     assert ("buffer", "stem.1.num_batches_tracked") in tensors
 
 

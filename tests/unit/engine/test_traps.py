@@ -75,7 +75,7 @@ def full_size_values(step, shape):
     outputs = step.results[[value.role for value in step.outputs].index(OUTPUTS)]
     while outputs.target in (torch.ops.aten.alias.default, torch.ops.aten.detach.default):
         outputs = outputs.args[0]
-    storages = [node.meta["val"].untyped_storage()._cdata for node in nodes[:nodes.index(outputs)]
+    storages = [compat.storage_key(node.meta["val"]) for node in nodes[:nodes.index(outputs)]
                 if node.op == "call_function" and tuple(node.meta["val"].shape) == shape]
     return len(set(storages))
 
