@@ -9,6 +9,8 @@ from piebridge.engine.losses import smoothed
 from piebridge.engine.step_graph import BUFFER, TRAINED, Part
 from piebridge.engine.update_rules import rule_of
 
+MIB = 1024 * 1024
+
 
 class CompiledStep:
     """As EagerStep (core/step.py), with the same losses, update and state but for rounding.
@@ -81,6 +83,8 @@ class CompiledStep:
             program = compile_step(module, smoothed(self._settings.label_smoothing), rule_of(self._settings), parts,
                                    (inputs[places], labels[places]), is_training=True, seed=self._seed)
             self._programs[size] = program
+            programs = self._programs.values()
             self._report({"batch_sizes": sorted(self._programs),
-                          "seconds": round(sum(each.compile_seconds for each in self._programs.values()), 3)})
+                          "seconds": round(sum(each.compile_seconds for each in programs), 3),
+                          "planned_peak_mib": round(max(each.memory.peak_bytes for each in programs) / MIB, 3)})
         return self._programs[size]

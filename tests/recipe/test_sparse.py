@@ -112,7 +112,7 @@ def test_the_eager_step_and_a_cache_give_nearly_the_same(environment, whole, ima
 
 @pytest.mark.parametrize("overrides, words", [
     (["pet.scheme=last_blok"], "last_blok: no such scheme (did you mean 'last_block'?)"),
-    (["pet.kind=head"], "pet.kind=head contradicts method Sparse"),
+    (["pet.kind=head"], "pet.kind=head contradicts"),
     (["gate.kind=loss"], "step=compiled: gate.kind=loss chooses samples by losses"),
     (["pet.scheme=bias: nothing.here"], "matches no")])
 def test_what_cannot_be(environment, images, tmp_path, overrides, words):
