@@ -48,6 +48,23 @@ def _of_step(config):
         yield ("step", "pet.kind"), "step=direct is the step of a linear head; use step=eager"
     if config.step in ("prune_train", "elastic") and config.pet.kind != "all":
         yield ("step", "pet.kind"), f"step={config.step} is a step of the whole network; use pet.kind=all, not {config.pet.kind}"
+    if config.step == "compiled":
+        yield from _of_compiled_step(config)
+
+
+def _of_compiled_step(config):
+    has_proxies = config.router.kind != "none" and (bool(config.proxies.levels) or config.proxies.set is not None)
+    for key, is_set, reason in (
+            ("gate.kind", config.gate.kind not in ("none", "infobatch", "auto"),
+             f"gate.kind={config.gate.kind} chooses samples by losses that are known when the update is done; use gate.kind=none"),
+            ("router.audit", config.router.audit > 0,
+             f"router.audit={config.router.audit:g} needs gradients, which it does not put out; use router.audit=0.0"),
+            ("strategy", config.strategy == "auto", "strategy=auto does not know what it costs; use strategy=configured, or step=eager"),
+            ("router.kind", has_proxies and config.pet.kind not in ("head", "head2toe") and config.cache.kind != "features",
+             f"it trains through the original alone, and router.kind={config.router.kind} sends samples through proxies; use "
+             "router.kind=none, or step=eager")):
+        if is_set:
+            yield ("step", key), f"step=compiled: {reason}"
 
 
 def _of_head_alone(config):

@@ -45,8 +45,10 @@ class Loader:
 
 @dataclass(frozen=True)
 class Pet:
-    kind: str = option("head", "what is trainable", choices=("head", "last_k", "norm", "bias", "adapter", "lora", "head2toe", "lst",
-                                                             "all"))
+    kind: str = option("head", "what is trainable", choices=("head", "last_k", "norm", "bias", "adapter", "lora", "sparse", "head2toe",
+                                                             "lst", "all"))
+    scheme: str = option("last_block", "sparse: what is trained beside the head: a scheme's name, a YAML file or its text, as of "
+                         "`piebridge engine`", is_path=True)
     head_first: int = option(0, "epochs in which the head alone is trained before the others join it, on features that are computed once; "
                              "0: all begin together", low=0, high=100000)
     head_last: int = option(0, "epochs in which the head alone is trained on when all is done, on unaugmented images; kept where it is "
@@ -189,8 +191,9 @@ class Config:
                            choices=tuple(STRATEGIES))
     as_released: bool = option(False, "do as the released artifact of the paper does, where that differs from the paper")
     step: str = option("eager", "training step: eager (autograd), direct (the known gradient of a linear head), prune_train (autograd, "
-                       "group lasso, channels removed), elastic (autograd for chosen tensors) or fresh_adam (Adam made anew each step)",
-                       choices=("eager", "direct", "prune_train", "elastic", "fresh_adam"))
+                       "group lasso, channels removed), elastic (autograd for chosen tensors), fresh_adam (Adam made anew each step) or "
+                       "compiled (one graph of forward, backward and update)",
+                       choices=("eager", "direct", "prune_train", "elastic", "fresh_adam", "compiled"))
     trust_pickle: bool = option(False, "allow files that can run code when they are read")
     splits: Splits = Splits()
     pseudo: Pseudo = Pseudo()

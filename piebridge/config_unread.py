@@ -12,6 +12,7 @@ _READ_UNDER = (
     ("pet.kind", ("adapter", "lora", "lst"), ("pet.r",)),
     ("pet.kind", ("adapter", "lora", "lst", "head2toe"), ("pet.blocks",)),
     ("pet.kind", ("lora",), ("pet.alpha", "pet.dropout", "pet.target")),
+    ("pet.kind", ("sparse",), ("pet.scheme",)),
     ("pet.kind", ("head2toe",), ("pet.layer_features", "pet.keep", "pet.penalty")),
     ("gate.kind", ("loss", "batch", "unbiased", "auto"), ("gate.momentum",)),
     ("gate.kind", ("batch",), ("gate.factor",)),

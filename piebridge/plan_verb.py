@@ -12,11 +12,13 @@ from piebridge.core.bad_images import BadImages
 from piebridge.core.clock import Clock
 from piebridge.core.decisions import Decisions
 from piebridge.core.device import make_repeatable, resolve_device, synchronizer, warn_of_other_work
+from piebridge.core.errors import UserError
 from piebridge.core.interrupt import interruptible
 from piebridge.core.planner import as_record, describe
 from piebridge.core.planning import make_plan
 from piebridge.core.run_folder import RunFolder
 from piebridge.core.tuning import tuning_of
+from piebridge.from_engine import take_from_engine
 from piebridge.run_paths import find_config
 from piebridge.training import read_inputs
 
@@ -29,6 +31,8 @@ def plan(config_or_run, **overrides):
     """
     config = load_config(find_config(config_or_run), overrides)
     warn_of_unread(config)
+    if config.step == "compiled":
+        raise UserError("piebridge plan: does not know what step=compiled costs; add step=eager")
     device = resolve_device(config.device)
     make_repeatable(device)
     warn_of_other_work(device)
@@ -43,5 +47,6 @@ def plan(config_or_run, **overrides):
         bad_images = BadImages(config.loader.max_bad_files, list(dataset.bad_files), lambda found: None)
         work = Workplace(config, network.to(device), fingerprint, dataset, device, clock, RunFolder(folder), interrupt, decisions,
                          bad_images)
-        _, chosen, predictions = make_plan(work, tuning_of(work.network, config), config.plan.seconds)
+        take_from_engine(work)
+        _, chosen, predictions = make_plan(work, tuning_of(work.network, config, work.parts), config.plan.seconds)
     return describe(chosen, predictions), as_record(chosen, predictions)

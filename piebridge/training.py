@@ -41,6 +41,7 @@ from piebridge.core.run_folder import RunFolder
 from piebridge.core.run_record import costs_of, new_record, plan_of
 from piebridge.core.safetensors_file import write_safetensors
 from piebridge.core.validation import test_accuracy
+from piebridge.from_engine import take_from_engine
 from piebridge.run_paths import find_config
 
 LOG = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ def _run(work, checkpoint, record):
 def _train_and_save(work, checkpoint, record):
     """Prepare, loop, bridge, save. Nothing of it is held any more on return."""
     folder, clock, config = work.folder, work.clock, work.config
+    take_from_engine(work)
     if config.pet.head_first and not checkpoint:
         train_head_first(work)
     parts = build_parts(work)

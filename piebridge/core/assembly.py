@@ -1,7 +1,7 @@
 """From a configuration to the parts of the loop. Methods differ in these parts only."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict
 
 import torch
 
@@ -38,6 +38,8 @@ class Workplace:
     decisions: Any  # Decisions
     bad_images: Any  # BadImages
     images: Any = None  # an iterable of (image, label) to train on in place of the data set's images, see core/stream.py
+    parts: Any = None  # of pet.kind=sparse: what is trained, see core/pet_sparse.py
+    steps: Dict[str, Callable] = field(default_factory=dict)  # {name: builder} of training steps beside those of core/step_kinds.py
 
     def view_seed(self, epoch):
         """Seed of an epoch's augmented views, the same every `cache.views` epochs; None where all epochs show the same view."""
@@ -47,14 +49,14 @@ class Workplace:
 
 def build_parts(work):
     """The Parts of the loop; what led to them is in `work.decisions`."""
-    tuning, measured = tuning_of(work.network, work.config), None
+    tuning, measured = tuning_of(work.network, work.config, work.parts), None
     if work.config.strategy == AUTO:
         work, measured = planned(work, tuning)
     config, frozen = work.config, FrozenPart(work, tuning, measured)
     source, router = frozen.source_and_router()
     gate = config.gate.kind
     if gate == "auto":  # behind a cache a skipped backward saves microseconds, and costs accuracy (measured, see doc/LOG.md)
-        gate = "none" if caches_features(config, tuning) else "loss"
+        gate = "none" if config.step == "compiled" or caches_features(config, tuning) else "loss"
     labels, describe_sample = _labels(work), lambda index: work.dataset.relative_path(work.dataset.train[index])
     if config.stream.samples:
         source, router, labels = _from_stream(work, source, router)
@@ -65,7 +67,7 @@ def build_parts(work):
     selection, pruner = build_gate(gate, config.gate, config.epochs, len(work.dataset.train), config.seed)
     if config.router.skips_proxies:
         pruner = OriginalOnly(router, pruner)
-    parts = Parts(source=source, step=build_step(config, tuning, source, router, gate), gate=selection, pruner=pruner,
+    parts = Parts(source=source, step=build_step(config, tuning, source, router, gate, work.steps), gate=selection, pruner=pruner,
                   router=router, labels=labels, validate=build_validation(work, frozen), settings=config.optimizer,
                   epochs=config.epochs, batch_size=config.loader.batch_size, seed=config.seed,
                   describe_sample=describe_sample,

@@ -16,6 +16,10 @@ class OpenGate:
         """None: all of them."""
         return None
 
+    def weights(self, indices=None):
+        """What each sample counts, float [B], for a step that has to know it before the losses; None: all alike."""
+        return None
+
     def state(self):
         return {}
 
@@ -92,3 +96,6 @@ class BatchGate:
 
     def select(self, losses):
         return self._gate.select(losses, self.indices)
+
+    def weights(self):
+        return self._gate.weights(self.indices)

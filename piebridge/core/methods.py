@@ -39,6 +39,8 @@ METHODS = {
                        {"optimizer.lr": 1e-2}),
     "LST": Method("ladder side tuning: a small side network fed by the frozen blocks, with no backward through them",
                   dict(_PLAIN, **{"backend.name": "eager", "pet.kind": "lst"}), {}),
+    "Sparse": Method("a sparse update (PockEngine, MICRO'23): what a scheme names, in a compiled step, behind the fastest backend",
+                     {"pet.kind": "sparse", "proxies.levels": (), "proxies.set": None, "router.kind": "none"}, {"step": "compiled"}),
     "ours": Method("PieBridge: proxies, router, gate, the fastest backend, and a cache where one is exact", {}, _OURS),
     # `ours` with one thing changed
     "skip_instead_of_proxy": Method("ours, where samples that would go to a proxy are skipped, so that nothing is trained through one",

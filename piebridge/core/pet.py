@@ -1,17 +1,26 @@
 """The PET kinds: which tensors of a network are trained, and what is added to it for that."""
 
 from piebridge.core import graph
+from piebridge.core.errors import UserError
 from piebridge.core.head2toe import head2toe
 from piebridge.core.pet_adapters import adapter
 from piebridge.core.pet_lora import lora
+from piebridge.core.pet_sparse import sparse
 from piebridge.core.pet_structure import Structure, head_keys, in_order, last_blocks, parameters_of
 from piebridge.core.side_network import lst
 
 NORMS = ("BatchNorm2d", "LayerNorm", "GroupNorm")
 
 
-def structure_of(network, settings):
-    """The Structure of a network with a fresh head for the section `pet` of a configuration. UserError where the two do not fit."""
+def structure_of(network, settings, parts=None):
+    """The Structure of a network with a fresh head for the section `pet` of a configuration. UserError where the two do not fit.
+
+    parts: of kind sparse, what its scheme means for this network, see core/pet_sparse.py.
+    """
+    if settings.kind == "sparse":
+        if parts is None:
+            raise UserError("pet.kind=sparse: what its scheme trains of this network is not known here; use `piebridge train`")
+        return sparse(network, parts)
     return PET_KINDS[settings.kind](network, settings)
 
 

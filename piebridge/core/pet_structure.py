@@ -17,8 +17,9 @@ def _as_it_is(description):
 class Structure:
     """trained: state dict keys of the edited network, in a fixed order. edit: description -> description with what the kind adds, for the
     original and for any level of it. added: the trained tensors that the original lacks. renamed: {key in the edited network: key in the
-    original}. factors: {module path: Factors} of LoRA. moves_statistics: whether batch norm is in train mode. set_once: those of
-    `trained` that are set before the training, and not by gradients.
+    original}. factors: {module path: Factors} of LoRA. parts: {key: TensorPart} of trained tensors that are parts of others.
+    moves_statistics: whether batch norm is in train mode. set_once: those of `trained` that are set before the training, and not by
+    gradients.
     """
 
     trained: List[str]
@@ -26,6 +27,7 @@ class Structure:
     added: Dict[str, Any] = field(default_factory=dict)
     renamed: Dict[str, str] = field(default_factory=dict)
     factors: Dict[str, Any] = field(default_factory=dict)
+    parts: Dict[str, Any] = field(default_factory=dict)
     moves_statistics: bool = False
     set_once: Tuple[str, ...] = ()
 

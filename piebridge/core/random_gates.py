@@ -147,5 +147,7 @@ class RescalingGate(OpenGate):
     def select(self, losses, indices):
         """losses: float [B] of the samples `indices` -> (all true, weights float [B])."""
         self._pruner.observe(losses, indices)
-        weights = torch.from_numpy(self._pruner.weights[indices]).to(losses.device, losses.dtype)
-        return torch.ones(len(losses), dtype=torch.bool, device=losses.device), weights
+        return torch.ones(len(losses), dtype=torch.bool, device=losses.device), self.weights(indices).to(losses.device, losses.dtype)
+
+    def weights(self, indices=None):
+        return torch.from_numpy(self._pruner.weights[indices])

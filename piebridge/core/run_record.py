@@ -7,7 +7,8 @@ from piebridge.core.device import describe_device
 from piebridge.core.packages import package_version
 from piebridge.core.power_sensors import power_mode
 
-PLAN = ("strategy", "head_first", "head_last", "backend", "proxies", "levels_used", "cache", "gate")  # the decisions that run.json reports
+# the decisions that run.json reports
+PLAN = ("strategy", "scheme", "head_first", "head_last", "backend", "proxies", "levels_used", "cache", "gate", "compiled")
 
 
 def new_record(config, device, dataset, network, fingerprint):

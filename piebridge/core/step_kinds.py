@@ -17,9 +17,11 @@ STEPS = {
 }
 
 
-def build_step(config, tuning, source, router, gate):
-    """The step for a configuration: trains a Tuning on what `source` gives. gate: a key of gate_kinds.GATES."""
-    step = STEPS[config.step](tuning, config)
+def build_step(config, tuning, source, router, gate, further):
+    """The step for a configuration: trains a Tuning on what `source` gives. gate: a key of gate_kinds.GATES. further: {name: builder} of
+    steps that lie outside core.
+    """
+    step = dict(STEPS, **further)[config.step](tuning, config)
     smoothing = config.optimizer.label_smoothing
     if gate == "selective_backprop":
         step = FullBatchStep(step, config.loader.batch_size, smoothing)

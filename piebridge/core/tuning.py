@@ -1,21 +1,24 @@
 """A PET structure on a network: what is trained, from which tap on, through which levels, and how it gets back."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
 
 from piebridge.core import graph
 from piebridge.core.backends.folding import folded
+from piebridge.core.errors import UserError
 from piebridge.core.network import GraphNetwork, expected_shapes
 from piebridge.core.pet import structure_of
 from piebridge.core.pet_lora import factor_cuts, merged, put_lora
+from piebridge.core.pet_sparse import put_back, with_part
 from piebridge.core.slices import cut
 
 
 class Tuning:
     """network: GraphNetwork with a fresh head, on its device. settings: the section `pet` of a configuration. body: how what lies above the
-    tap computes, a key of BODIES; the same function but for rounding.
+    tap computes, a key of BODIES; the same function but for rounding. parts: of pet.kind=sparse, see core/pet_sparse.py.
 
     Attributes: network, the whole network as it is trained, which shares the given one's tensors: with adapters among its nodes, LoRA in
     its targets' places; tap, the node whose value [B, ...] the trainable part starts from, the last that no trained tensor lies
@@ -23,10 +26,10 @@ class Tuning:
     UserError where the settings do not fit the network.
     """
 
-    def __init__(self, network, settings, body="eager"):
+    def __init__(self, network, settings, body="eager", parts=None):
         network.requires_grad_(False).eval()  # frozen batch norm uses its running statistics
         self.training = True
-        self._original, self._structure = network, structure_of(network, settings)
+        self._original, self._structure = network, structure_of(network, settings, parts)
         self._tensors = dict(self._renamed(_named_tensors(network)), **self._structure.added)
         self._trained = {key: self._tensors[key].requires_grad_(key not in self._structure.set_once) for key in self._structure.trained}
         description = self._structure.edit(network.description)
@@ -95,6 +98,13 @@ class Tuning:
         self._levels.append(level.train(self.training))
         return len(self._levels) - 1
 
+    def tail(self):
+        """(module, parts): what lies above the tap in the original, value at the tap -> logits, with the trained values as they are; and
+        {key in `state`: (key of the module's parameter, TensorPart or None for the whole of it)} of what gradients train.
+        """
+        parts = {key: self._structure.parts.get(key) for key in self._trained if key not in self._structure.set_once}
+        return self._levels[0].tail(), {key: (part.whole if part else key, part) for key, part in parts.items()}
+
     def tap_shape(self):
         """The shape of one sample's value at the tap, at the original's resolution."""
         size = self._original.description["input_size"]
@@ -116,9 +126,10 @@ class Tuning:
 
     def bridged(self):
         """The original, tuned: a GraphNetwork on the CPU, in eval mode; LoRA is merged. To be saved, as it may share tensors."""
-        if self.network is self._original and self.head.weight.device.type == "cpu":
+        if self.network is self._original and not self._structure.parts and self.head.weight.device.type == "cpu":
             return self.network.eval()
         tensors = {key: tensor.detach().cpu() for key, tensor in dict(self._tensors, **self.state()).items()}
+        tensors = put_back(tensors, self._structure.parts)
         if not self._structure.factors:
             return GraphNetwork(self.network.description, tensors).eval()
         tensors = merged(tensors, self._structure.factors)
@@ -130,9 +141,9 @@ class Tuning:
         return {names.get(key, key): entry for key, entry in entries.items()}
 
 
-def tuning_of(network, config):
+def tuning_of(network, config, parts=None):
     """The Tuning of a run. What it trains runs in torch: on a backend of torch's as there, else with the frozen batch norm folded away."""
-    return Tuning(network, config.pet, config.backend.name if config.backend.name in BODIES else "folded")
+    return Tuning(network, config.pet, config.backend.name if config.backend.name in BODIES else "folded", parts)
 
 
 class _Level:
@@ -144,14 +155,19 @@ class _Level:
     """
 
     def __init__(self, description, tensors, cuts, trained, structure, body, whole=None):
-        trained_nodes = _trained_nodes(description, trained)
+        wholes = {part.whole: (part, trained[key]) for key, part in structure.parts.items()}
+        trained_nodes = _trained_nodes(description, set(trained).union(wholes))
         self.tap = _tap(description, trained_nodes)
         self._is_channels_last = body is not None
         self._moves_statistics = structure.moves_statistics
         self._description, self._tensors, self._whole = description, tensors, whole
+        for key in wholes:
+            if key in cuts:
+                raise UserError(f"pet.kind=sparse: a part of {key} is trained, and a proxy has other channels of it; use proxies of whole "
+                                "layers, or a scheme that trains it whole")
         cuts = {key: slices for key, slices in dict(cuts, **factor_cuts(cuts, structure.factors)).items() if key in trained}
         parts = {key: nn.Parameter(cut(trained[key].detach(), slices)) for key, slices in cuts.items()}
-        if self.tap == graph.INPUT and whole is not None and body is None:
+        if self.tap == graph.INPUT and whole is not None and body is None and not wholes:
             self._tail = whole
         else:
             tail, tensors = graph.after(description, self.tap), dict(tensors, **parts)
@@ -160,14 +176,22 @@ class _Level:
                 tensors = {key: tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor.detach(), requires_grad=False)
                            for key, tensor in tensors.items()}
             self._tail = _built(tail, tensors, structure)
-        self._cut = [(*place, trained[key], cuts[key]) for key, place in _places(self._tail, parts).items()]
+        # parameters of the tail that are made of trained tensors, at each call
+        self._made = [(*place, functools.partial(cut, trained[key], cuts[key])) for key, place in _places(self._tail, parts).items()]
+        self._made += [(*place, functools.partial(with_part, tensors[key], *wholes[key]))
+                       for key, place in _places(self._tail, wholes).items()]
 
     def __call__(self, inputs):
-        for holder, name, whole, slices in self._cut:
-            holder._parameters[name] = cut(whole, slices)
+        for holder, name, make in self._made:
+            holder._parameters[name] = make()
         if self._is_channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return self._tail(inputs)
+
+    def tail(self):
+        for holder, name, make in self._made:
+            holder._parameters[name] = nn.Parameter(make().detach(), requires_grad=False)
+        return self._tail
 
     def train(self, mode):
         self._tail.train(mode)

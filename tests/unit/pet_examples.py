@@ -25,6 +25,17 @@ def settings(kind, **changes):
     return SimpleNamespace(**dict(given, **changes))
 
 
+def sparse_parts(network):
+    """Of a family, for pet.kind=sparse: whole tensors, and parts of a 1x1 and a depthwise convolution or of linear layers."""
+    keys = [key for key, _ in network.named_parameters()]
+    if "blocks.2.expand.weight" in keys:
+        return {"blocks.2.norm1.bias": None, "blocks.2.expand.weight": (1, [0, 2, 5]), "blocks.2.depthwise.weight": (0, [1, 3, 8, 15]),
+                "blocks.2.project.weight": None, "last.weight": (1, [7]), "last_norm.weight": None}
+    last = max(key for key in keys if key.endswith("in_proj_weight"))
+    first, second = [key for key in keys if key.startswith(last.partition("self_attention")[0]) and ".mlp." in key and "weight" in key]
+    return {last: (0, [0, 1, 2, 20, 21]), first: (1, [3, 5, 11]), second: None, second.replace("weight", "bias"): None}
+
+
 def family(name, seed=0, dtype=torch.float64, is_narrow=True):
     """A network of a family with random weights and statistics and a fresh head, in eval mode; narrower, or with fewer blocks."""
     if name in SMALL:

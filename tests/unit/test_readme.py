@@ -149,7 +149,7 @@ def _summary(path):
 
 def test_every_shipped_configuration_loads_and_says_what_it_is():
     configs = list_configs()
-    assert len(configs) == 83
+    assert len(configs) == 87
     networks = {"resnet": "resnet50", "mobilenet": "mobilenet_v3_large", "vit": "vit_b_16"}
     for name, path in configs.items():
         network, dataset, method = name.split("/")
