@@ -44,10 +44,10 @@ def test_search_compile_and_bench(engine):
     assert "planned extra memory" in found.stdout
     scheme = yaml.safe_load((engine.folder / "lite0.yaml").read_text())
     assert scheme["name"] == "searched"
-    compiled = engine("compile", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "candidates=none", *SMALL, "--out", "step.safetensors")
+    compiled = engine("compile", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "candidates=reference", *SMALL, "--out", "step.safetensors")
     assert compiled.returncode == 0 and "compiled in" in compiled.stdout, compiled.stderr
     assert (engine.folder / "step.safetensors").stat().st_size > 1000
-    figures = engine("bench", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "turns=1", "candidates=none", *SMALL, "--json")
+    figures = engine("bench", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "turns=1", "candidates=reference", *SMALL, "--json")
     assert figures.returncode == 0, figures.stderr
     (row,) = json.loads(figures.stdout)
     assert row["network"] == "efficientnet_lite0"
