@@ -83,11 +83,11 @@ def _compile(arguments, networks, settings):
 
 
 def _bench(arguments, networks, settings):
-    from piebridge.engine.bench import bench
+    from piebridge.engine.bench import bench, network_of
 
     rows = []
     for name in networks or BENCHED:
-        module, example = _network(name, settings)
+        module, example = _network(name, settings, network_of)
         rows.append(dict(bench(module, settings.scheme, settings.batch_size, example[0].shape[-1], _rule(settings), settings.turns,
                                candidates=_candidates(settings), tolerance=settings.tolerance, off=settings.off), network=name))
     if arguments.json:
@@ -108,17 +108,20 @@ def _figures(row):
     return "\n".join(lines + ["  runs on                     " + ", ".join(f"{part}: {name}" for part, name in parts.items())])
 
 
-def _network(name, settings):
-    """(module, example batch of noise) as the settings ask for."""
+def _network(name, settings, load=None):
+    """(module, example batch of noise) as the settings ask for. load: name -> module."""
     import torch
 
-    from piebridge.core.networks import load_network
+    from piebridge.core.networks import INPUT_SIZE, load_network
 
     torch.manual_seed(settings.seed)
-    module = load_network(name)
+    module = (load or load_network)(name)
+    description = getattr(module, "description", None)
+    if settings.classes and description is None:
+        raise UserError(f"engine: classes={settings.classes}: {name} is torchvision's own, whose head stays; leave classes out")
     if settings.classes:
         module.replace_head([str(number) for number in range(settings.classes)])
-    size = settings.image_size or module.description["input_size"][-1]
+    size = settings.image_size or (INPUT_SIZE if description is None else description["input_size"])[-1]
     images = torch.randn(settings.batch_size, 3, size, size)
     with torch.no_grad():
         classes = module.eval()(images[:1]).shape[1]

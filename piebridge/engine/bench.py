@@ -1,11 +1,14 @@
 """A compiled step beside PyTorch's own on the same network: milliseconds measured in turns, and bytes. `piebridge engine bench`."""
 
+import logging
 import statistics
 import time
 
 import torch
+from torchvision import models
 
-from piebridge.core.networks import load_network
+from piebridge.core.errors import UserError
+from piebridge.core.networks import ARCHITECTURES, load_network
 from piebridge.engine.byte_counter import ByteCounter
 from piebridge.engine.compiling import compile as compile_step
 from piebridge.engine.eager_step import EagerStep
@@ -14,6 +17,7 @@ from piebridge.engine.program import UPDATE
 from piebridge.engine.step_graph import Part
 from piebridge.engine.update_rules import RULES
 
+LOG = logging.getLogger(__name__)
 MIB = 1 << 20
 RATE = 1e-3
 EAGER = {  # name of the figure -> what is trained, options of EagerStep
@@ -27,7 +31,7 @@ EAGER = {  # name of the figure -> what is trained, options of EagerStep
 def bench(network, scheme, batch_size=8, image_size=224, rule="sgd", turns=7, clock=time.perf_counter, **settings):
     """Figures of a scheme on a network: a dict of JSON values.
 
-    network: a name or file (see load_network), or a module on images [B, 3, S, S] -> [B, C]. scheme, rule: see compile; scheme None trains
+    network: a name or file (see network_of), or a module on images [B, 3, S, S] -> [B, C]. scheme, rule: see compile; scheme None trains
     everything. turns: how often each step is timed, one after the other. settings: of compile; all candidates, and no cache, by default.
 
     Medians in ms: eager_full_ms, eager_full_channels_last_ms, eager_full_bf16_ms, eager_scheme_ms (channels last), step_ms (the program).
@@ -36,7 +40,7 @@ def bench(network, scheme, batch_size=8, image_size=224, rule="sgd", turns=7, cl
     sparse_extra_mib (the reference executor, NCHW, on the compiled full step and on the scheme's, counted). Of the scheme's step,
     without the states: planned_peak_mib and measured_peak_mib.
     """
-    module = load_network(network) if isinstance(network, str) else network
+    module = network_of(network) if isinstance(network, str) else network
     rule = RULES[rule]() if isinstance(rule, str) else rule
     settings = {"candidates": "all", "cache": False, **settings}
     example = _example(module, batch_size, image_size)
@@ -50,6 +54,21 @@ def bench(network, scheme, batch_size=8, image_size=224, rule="sgd", turns=7, cl
     full, sparse = [compile_step(module, cross_entropy, rule, trained, example, **settings) for trained in (None, scheme)]
     figures.update(_bytes(EagerStep(module, cross_entropy, rule, parts["full"]), full, sparse, example))
     return figures
+
+
+def network_of(name):
+    """A network by name or file as load_network gives it; where its pretrained weights cannot be had, with random ones, which take as long.
+    Also any of torchvision's classifiers by its name there, with random weights.
+    """
+    if name not in ARCHITECTURES and name in models.list_models(models):
+        return models.get_model(name, weights=None).eval()
+    try:
+        return load_network(name)
+    except UserError as problem:
+        if name not in ARCHITECTURES:
+            raise
+        LOG.warning("random weights: %s", problem)
+        return load_network(name, is_pretrained=False)
 
 
 def _example(module, batch_size, image_size):

@@ -112,7 +112,7 @@ def _of_eager(step, origin):
     is_accumulating = not any(value.role == TRAINED for value in step.outputs)
 
     def build_with(options):
-        return lambda tensors: EagerStep(origin.module, origin.loss, origin.rule, step.parts, origin.settings, tensors, is_fused=True,
+        return lambda tensors: EagerStep(origin.module, origin.loss, origin.rule, step.parts, origin.settings, tensors, is_foreach=True,
                                          is_accumulating=is_accumulating, input_count=input_count, **options)
     return [Candidate(name, build_with(options), rounding=BF16_ROUNDING if "is_bf16" in options else 0.0, hindrance=against)
             for name, options in EAGER.items()]

@@ -17,11 +17,12 @@ class EagerStep:
     loss, rule, parts, settings: as `capture` takes them. tensors: {(role, name): tensor}, the live trained ones, states and buffers,
     updated in place; None: copies of the module's own and fresh states. Frozen ones are the module's. is_channels_last: 4-d tensors lie
     with their channels last; in `tensors` they are then replaced.
-    is_bf16: the forward runs under autocast to bfloat16, the loss in float. is_fused: torch's fused update, if not, its default, as users
-    run it. input_count: how many of the batch's tensors the module takes; the loss takes the others. Dropout draws its own numbers here.
+    is_bf16: the forward runs under autocast to bfloat16, the loss in float. is_foreach: torch's update of all tensors together; if not, its
+    default, as users run it. (Its fused one gives other momenta for a large linear layer on CPUs, in torch 2.14.1.) input_count: how many
+    of the batch's tensors the module takes; the loss takes the others. Dropout draws its own numbers here.
     """
 
-    def __init__(self, module, loss, rule, parts, settings=None, tensors=None, is_channels_last=False, is_bf16=False, is_fused=False,
+    def __init__(self, module, loss, rule, parts, settings=None, tensors=None, is_channels_last=False, is_bf16=False, is_foreach=False,
                  is_accumulating=False, input_count=1):
         self._loss, self._parts, self._settings = loss, parts, settings or StepSettings()
         self._is_accumulating, self._input_count = is_accumulating, input_count
@@ -36,7 +37,7 @@ class EagerStep:
         # what torch.optim updates: the parameters themselves, or copies of the trained parts
         self._leaves = {key: parameter if parts[key].is_whole else nn.Parameter(parts[key].of(parameter.detach()))
                         for key, parameter in self._trained.items()}
-        self._optimizer, self._counts = _optimizer(rule, self._leaves, self.tensors, is_fused)
+        self._optimizer, self._counts = _optimizer(rule, self._leaves, self.tensors, is_foreach)
 
     def run(self, batch, weights, rate, count, draws=()):
         """batch: the module's inputs, then the loss's targets. weights: float [B]. rate, count: numbers. -> (losses [B], outputs)."""
@@ -115,20 +116,20 @@ def _channels_last(tensor):
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _optimizer(rule, leaves, tensors, is_fused):
+def _optimizer(rule, leaves, tensors, is_foreach):
     """(torch.optim's optimizer for a rule, whose states are the live tensors; the counts that it keeps)."""
     def state(key, slot):
         return tensors[STATE, f"{key}/{slot}"]
 
-    fused, parameters = {"fused": True} if is_fused else {}, list(leaves.values())
+    options, parameters = {"foreach": True} if is_foreach else {}, list(leaves.values())
     if not isinstance(rule, AdamW):
-        optimizer = torch.optim.SGD(parameters, lr=0.0, momentum=rule.momentum, weight_decay=rule.weight_decay, **fused)
+        optimizer = torch.optim.SGD(parameters, lr=0.0, momentum=rule.momentum, weight_decay=rule.weight_decay, **options)
         for key, leaf in leaves.items():
             if rule.momentum:
                 optimizer.state[leaf]["momentum_buffer"] = state(key, "velocity")
         return optimizer, []
     optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=(rule.beta_mean, rule.beta_square), eps=rule.epsilon,
-                                  weight_decay=rule.weight_decay, **fused)
+                                  weight_decay=rule.weight_decay, **options)
     counts = [torch.tensor(0.0) for _ in leaves]
     for (key, leaf), count in zip(leaves.items(), counts):
         optimizer.state[leaf].update(step=count, exp_avg=state(key, "mean"), exp_avg_sq=state(key, "square"))

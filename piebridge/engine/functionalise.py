@@ -45,9 +45,9 @@ def _storage(node):
 
 
 def _converts(node):
-    """Whether a result is rounded to the type of what it is written into."""
-    types = {other.meta["val"].dtype for other in node.all_input_nodes if other.meta["val"].dim() > 0}
-    return len(types) > 1
+    """Whether a result may be rounded to the type of what it is written into."""
+    values = [other.meta.get("val") for other in node.all_input_nodes]  # None for a constant
+    return any(value is None for value in values) or len({value.dtype for value in values if value.dim() > 0}) > 1
 
 
 def _plain(operator):

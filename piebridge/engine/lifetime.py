@@ -145,6 +145,9 @@ class Lifetimes:
             sums.append(live)
         return sums
 
+    def peak_bytes(self, order=None):
+        return self.peak(order)[0]
+
     def peak(self, order=None):
         """(bytes, position) of the first highest point."""
         live = self.live_bytes(order) or [0]
@@ -191,7 +194,7 @@ def tensors_of(value):
 
 def peak_bytes(step):
     """Most bytes that the step allocates at one time, beside parameters, states, buffers and batch."""
-    return Lifetimes(step).peak()[0]
+    return Lifetimes(step).peak_bytes()
 
 
 def forward_end(step, number):

@@ -55,12 +55,8 @@ def _swapped_weight(graph, weight, groups):
     """[K, C / g, ...] -> [C, K / g, ...], flipped."""
     outputs, inputs, kernel = weight.shape[0], weight.shape[1], weight.shape[2:]
     grouped = graph.reshape(weight, (groups, outputs // groups, inputs) + kernel)
-    order = [0, 2, 1] + list(range(3, 3 + len(kernel)))
-    if outputs // groups == 1 or inputs == 1:  # nothing moves in memory
-        swapped = graph.reshape(weight, (groups * inputs, outputs // groups) + kernel)
-    else:
-        swapped = graph.reshape(graph.transpose(grouped, order), (groups * inputs, outputs // groups) + kernel)
-    return graph.flip(swapped, list(range(2, 2 + len(kernel))))
+    swapped = graph.transpose(grouped, [0, 2, 1] + list(range(3, 3 + len(kernel))))
+    return graph.flip(graph.reshape(swapped, (groups * inputs, outputs // groups) + kernel), list(range(2, 2 + len(kernel))))
 
 
 def _spread(graph, y, strides):
@@ -101,17 +97,24 @@ def _max_pool_gradient(graph, result, y, x, kernel, strides, padding, dilations,
 
 
 def _average_pool(graph, result, x, kernel, strides=(), padding=(0,), rounds_up=False, counts_padding=True, divisor=None):
-    if divisor is not None:
-        return None
     kernel, strides, padding = [_pair(each) for each in (kernel, strides or kernel, padding)]
+    if divisor is not None or _has_cut_windows(x.shape, result.shape, kernel, strides, padding):
+        return None
     return graph.node("AveragePool", [x], result.shape, x.dtype, count_include_pad=int(counts_padding),
-                      **_windows(kernel, strides, padding, None, rounds_up))
+                      **_windows(kernel, strides, padding, None, False))
+
+
+def _has_cut_windows(shape, counts, kernel, strides, padding):
+    """Whether windows reach over the padded edge, as with sizes rounded up; runtimes disagree on what these count."""
+    return any((size + 2 * pad - taps) // stride + 1 != count
+               for size, count, taps, stride, pad in zip(shape[-2:], counts[-2:], kernel, strides, padding))
 
 
 def _average_pool_gradient(graph, result, y, x, kernel, strides, padding, rounds_up, counts_padding, divisor):
     """A depthwise transposed convolution with a kernel of equal numbers, where every window counts the same."""
     kernel, strides, padding = [_pair(each) for each in (kernel, strides or kernel, padding)]
-    if rounds_up or divisor is not None or (any(padding) and not counts_padding):
+    is_even = counts_padding or not any(padding)
+    if divisor is not None or not is_even or _has_cut_windows(x.shape, y.shape, kernel, strides, padding):
         return None
     channels = x.shape[-3]
     weight = graph.filled(1.0 / math.prod(kernel), (channels, 1) + tuple(kernel), x.dtype)

@@ -105,15 +105,19 @@ class OnnxGraph:
         x = self._unshaped.get(x.name, x)
         if shape == x.shape:
             return x
+        known = self.constants.get(x.name)
+        if known is not None and known.numel() <= INLINE_NUMBERS:
+            return self.constant(known.reshape(shape))
         reshaped = self.node("Reshape", [x, self.indices(shape)], shape, x.dtype)
         self._unshaped[reshaped.name] = x
         return reshaped
 
     def transpose(self, x, order):
         order = [axis % len(x.shape) for axis in order]
-        if order == sorted(order):
-            return x
-        return self.node("Transpose", [x], [x.shape[axis] for axis in order], x.dtype, perm=order)
+        shape, moved = [x.shape[axis] for axis in order], [axis for axis in order if x.shape[axis] > 1]
+        if moved == sorted(moved):  # nothing moves in memory
+            return self.reshape(x, shape)
+        return self.node("Transpose", [x], shape, x.dtype, perm=order)
 
     def expand(self, x, shape):
         shape = tuple(shape)

@@ -24,9 +24,10 @@ def run(step):
         if large is None or large in late:
             break
         candidate = _early_order(schedule, given, owners, late | {large})
-        if lifetimes.peak(candidate)[0] >= peak:
+        if lifetimes.peak_bytes(candidate) >= peak:
             break
         late, order = late | {large}, candidate
+    order = min((order, given), key=lifetimes.peak_bytes)
     reorder(step, [lifetimes.nodes[number] for number in order])
     return sum(position != number for position, number in enumerate(order))
 

@@ -15,9 +15,9 @@ def run(step):
     lifetimes = Lifetimes(step)
     schedule = Schedule(step, lifetimes)
     given = schedule.repaired(list(range(len(lifetimes.nodes))))
-    best = min((given, schedule.shrinking_first(given)), key=lifetimes.peak)
+    best = min((given, schedule.shrinking_first(given)), key=lifetimes.peak_bytes)
     best = _improved(schedule, best)
-    if given == sorted(given) and lifetimes.peak(best)[0] >= lifetimes.peak(given)[0]:
+    if given == sorted(given) and lifetimes.peak_bytes(best) >= lifetimes.peak_bytes(given):
         return 0
     reorder(step, [lifetimes.nodes[number] for number in best])
     return sum(position != number for position, number in enumerate(best))
@@ -169,6 +169,6 @@ def _one_move(schedule, order, peak, at):
         candidates = (schedule.later(order, storages[index], False), schedule.sooner(order, storages[index], at),
                       schedule.later(order, storages[index], True))
         for candidate in candidates:
-            if candidate is not None and schedule.lifetimes.peak(candidate)[0] < peak:
+            if candidate is not None and schedule.lifetimes.peak_bytes(candidate) < peak:
                 return candidate
     return None

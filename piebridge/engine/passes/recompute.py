@@ -51,7 +51,7 @@ def _one_round(step, cheap, refused):
             continue
         for change in changes:
             change.make()
-        lower = Lifetimes(step).peak()[0]
+        lower = Lifetimes(step).peak_bytes()
         if lower > peak * (1 - LEAST_GAIN):
             for change in reversed(changes):
                 change.undo()

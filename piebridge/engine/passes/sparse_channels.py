@@ -197,5 +197,5 @@ class _Push:
 
     def _early(self, node, make, *arguments):
         behind = node if node.op != "placeholder" else self.step.placeholders[-1]
-        with self.step.graph.inserting_after(behind):
+        with self.step.graph.inserting_before(behind.next):
             return make(*arguments)

@@ -1,5 +1,7 @@
 """What the tests of the ONNX step share: steps of the small networks in float32, functions as graphs, and the comparison."""
 
+import functools
+
 import torch
 from engine_networks import batch_of, family, loss_of, parts_of, with_lora
 from engine_reference import advance, tensors_of
@@ -14,8 +16,9 @@ RATE = 0.05
 COUNT = 4
 
 
+@functools.lru_cache(maxsize=None)
 def step_of(name, scheme, rule=None, is_training=False, module=None):
-    """(StepGraph, module, batch) of a family and a scheme of engine_networks.py."""
+    """(StepGraph, module, batch) of a family and a scheme of engine_networks.py; captured once, so none of them may be changed."""
     module = family(name, torch.float32) if module is None else module
     if scheme == "lora":
         module = with_lora(module)

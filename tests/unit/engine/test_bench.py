@@ -6,7 +6,9 @@ import pytest
 import torch
 from backend_examples import small
 
-from piebridge.engine.bench import bench
+from piebridge.core.errors import UserError
+from piebridge.engine import bench as bench_module
+from piebridge.engine.bench import bench, network_of
 from piebridge.engine.step_graph import Part
 from piebridge.engine.update_rules import SGD
 
@@ -52,3 +54,21 @@ def test_the_bytes_of_a_small_step(figures):
     assert figures["sparse_extra_mib"] < figures["pytorch_full_extra_mib"]
     states = sum(small().get_parameter(key).numel() for key in SCHEME) * 4 / 2 ** 20
     assert figures["sparse_extra_mib"] == pytest.approx(figures["measured_peak_mib"] + states, abs=0.011)
+
+
+def test_networks_of_torchvision_have_random_weights():
+    module = network_of("squeezenet1_1")
+    assert not module.training and not hasattr(module, "description")
+    with pytest.raises(UserError, match="unknown network 'no_such_network'"):
+        network_of("no_such_network")
+
+
+def test_weights_that_cannot_be_had_are_random(monkeypatch, caplog):
+    def load(name, is_pretrained=True):
+        if is_pretrained:
+            raise UserError("network resnet50: no weights here")
+        return "random"
+    monkeypatch.setattr(bench_module, "load_network", load)
+    with caplog.at_level("WARNING"):
+        assert network_of("resnet50") == "random"
+    assert "random weights: network resnet50: no weights here" in caplog.text

@@ -12,7 +12,7 @@ from piebridge.engine.step_graph import BUFFER, TRAINED, Part
 from piebridge.engine.update_rules import SGD, AdamW
 
 
-@pytest.mark.parametrize("options", [{}, {"is_channels_last": True}, {"is_fused": True, "is_channels_last": True}])
+@pytest.mark.parametrize("options", [{}, {"is_channels_last": True}, {"is_foreach": True, "is_channels_last": True}])
 @pytest.mark.parametrize("rule", [SGD(), SGD(0.9, 1e-2), AdamW()])
 @pytest.mark.parametrize("name", ["lite0", "encoder"])
 def test_the_eager_step_is_torch_optim(name, rule, options):

@@ -4,6 +4,8 @@ import torch
 from piebridge.engine import compat
 from piebridge.engine.functionalise import functionalise, is_functional
 
+CONSTANT = torch.ones(4)
+
 
 def sums(x, y):
     """As autograd adds gradients up."""
@@ -42,12 +44,17 @@ def rounded(x, y):
     return x.bfloat16().mul_(y)
 
 
+def of_a_constant(x, y):
+    return (x * 2).add_(CONSTANT)
+
+
 def lowered(x, y):
     return torch.nn.functional.silu(x + y, inplace=True)
 
 
-@pytest.mark.parametrize("function, is_traced_again", [(sums, False), (through_a_view, True), (read_through_a_view, True),
-                                                       (before_and_after, False), (of_an_input, False), (rounded, True), (lowered, True)])
+@pytest.mark.parametrize("function, is_traced_again", [
+    (sums, False), (before_and_after, False), (of_an_input, False), (through_a_view, True), (read_through_a_view, True), (rounded, True),
+    (of_a_constant, True), (lowered, True)])
 def test_computes_the_same_without_in_place_operators(monkeypatch, function, is_traced_again):
     examples, table = [torch.randn(3, 4), torch.randn(3, 4)], compat.core_decompositions()
     traced = compat.trace(function, examples, {})

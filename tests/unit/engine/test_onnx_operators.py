@@ -83,7 +83,8 @@ FUNCTIONS = {
         y, x, [3, 3], [2, 2], [1, 1], [1, 1], False, ATEN.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[1]),
         numbers(2, 3, 7, 8), numbers(2, 3, 4, 4)),
     "average pool": lambda: (lambda x: (ATEN.avg_pool2d(x, [3, 3], [2, 2], [1, 1]),
-                                        ATEN.avg_pool2d(x, [2, 2], [2, 2], [1, 1], False, False)), numbers(2, 3, 7, 8)),
+                                        ATEN.avg_pool2d(x, [2, 2], [2, 2], [1, 1], False, False),
+                                        ATEN.avg_pool2d(x, [3, 2], [2, 2], [0, 0], True, False)), numbers(2, 3, 7, 8)),
     "average pool's gradient": lambda: (lambda x, y: ATEN.avg_pool2d_backward(y, x, [3, 3], [2, 2], [1, 1], False, True, None),
                                         numbers(2, 3, 7, 8), numbers(2, 3, 4, 4)),
     "adaptive pool": lambda: (lambda x, y: (ATEN._adaptive_avg_pool2d(x, [3, 2]), ATEN._adaptive_avg_pool2d_backward(y, x)),
@@ -144,6 +145,7 @@ def test_convolutions_of_signals_and_volumes(one_thread):
     (lambda x: ATEN.sort.default(x)[0], [X], "aten.sort.default (sort"),
     (lambda x, y: ATEN.index_put(x, [y], torch.tensor(1.0)), [numbers(2, 3), TRUTH], "aten.index_put.default"),
     (lambda x: ATEN.bitwise_and.Tensor(x, x), [WHOLE], "aten.bitwise_and.Tensor"),
+    (lambda x: ATEN.avg_pool2d(x, [2, 2], [2, 2], [0, 0], True), [numbers(1, 1, 5, 5)], "aten.avg_pool2d.default"),
     (lambda x: ATEN._adaptive_avg_pool2d(x, [4, 4]), [numbers(1, 1, 6, 6)], "aten._adaptive_avg_pool2d.default"),
 ])
 def test_what_has_no_standard_form_is_named(function, examples, name):

@@ -73,7 +73,7 @@ def test_batch_norm_is_never_one_call(one_thread, monkeypatch):
     assert compared(OnnxStep, step, module, batch)[0] < 1e-5
     monkeypatch.setattr(compat, "batch_norm_decompositions", dict)
     monkeypatch.setattr(compat, "core_decompositions", dict)
-    step, module, batch = step_of("resnet", "full", is_training=True)
+    step, module, batch = step_of.__wrapped__("resnet", "full", is_training=True)
     with pytest.raises(UserError, match="batch_norm.* has no standard ONNX form"):
         to_onnx(step, tensors_of(step, module))
 

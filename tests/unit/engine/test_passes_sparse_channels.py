@@ -138,6 +138,24 @@ def test_with_a_folded_norm_and_moments():
     assert all(3 in node.meta["val"][1].shape[:2] for node in calls(step, ATEN.convolution_backward.default))
 
 
+def test_a_part_that_lies_in_memory_in_another_order_is_copied_before_it_is_viewed():
+    """A linear layer over the channels of a convolution's output, whose gradient is permuted, as ConvNeXt has it."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before, self.linear = nn.Conv2d(3, 6, 1), nn.Linear(6, 8)
+            self.after = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+
+        def forward(self, inputs):
+            features = torch.tanh(self.before(inputs)).permute(0, 2, 3, 1)
+            return torch.tanh(self.after(self.linear(features).permute(0, 3, 1, 2))).mean((2, 3))
+
+    for dim in (0, 1):
+        step, changed = check(network(Between), {"linear.weight": Part(dim, CHOSEN)}, images(), off=())
+        assert changed == 1
+
+
 def test_off_computes_the_whole_gradient():
     module, batch = network(ConvolutionNetwork), images()
     step, tensors = step_of(module, {"project.0.weight": Part(1, CHOSEN)}, batch)
