@@ -55,8 +55,8 @@ def train(step, name, first, last, gate=None, epoch=5):
     return found
 
 
-@pytest.mark.parametrize("rule", ["adamw", "sgd"])
-@pytest.mark.parametrize("name, kind", [("tower", kind) for kind in KINDS] + [("vit", "sparse")])
+@pytest.mark.parametrize("name, kind, rule", [("tower", kind, "adamw") for kind in KINDS]
+                         + [("tower", "sparse", "sgd"), ("tower", "lora", "sgd"), ("vit", "sparse", "adamw")])
 def test_twenty_steps_are_the_eager_ones(name, kind, rule):
     eager = EagerStep(tuning_of(name, kind), config(rule).optimizer)
     step = compiled(tuning_of(name, kind, "folded"), rule)
