@@ -19,7 +19,7 @@ class EngineSettings:
     momentum: float = option(0.0, "of sgd; 0: no state", low=0.0, high=0.9999)
     is_training: bool = option(False, "batch norm and dropout in train mode")
     off: Tuple[str, ...] = option((), "passes to leave out")
-    candidates: Tuple[str, ...] = option(("all",), "compile, bench: executors to measure; all, or none for the reference alone")
+    candidates: Tuple[str, ...] = option(("all",), "compile, bench: executors to measure; all, or reference for it alone")
     tolerance: float = option(1e-3, "largest relative error of an executor against the reference", low=0.0, high=1.0)
     turns: int = option(7, "bench: how often each step is timed", low=1, high=10000)
     data: Optional[str] = option(None, "search: name of a data set, or a folder of images by class")

@@ -8,7 +8,8 @@ from piebridge.core.errors import UserError
 from piebridge.core.files import expand_user, write_text
 
 BENCHED = ("mobilenet_v2", "mobilenet_v3_large", "resnet50", "efficientnet_lite0")
-FIGURES = ("eager_full_ms", "eager_full_channels_last_ms", "eager_full_bf16_ms", "eager_scheme_ms", "step_ms", "compile_seconds",
+FIGURES = ("eager_full_ms", "eager_full_channels_last_ms", "eager_full_bf16_ms", "eager_scheme_ms", "step_ms", "full_step_ms",
+           "compile_seconds", "full_compile_seconds",
            "pytorch_full_extra_mib", "masked_full_extra_mib", "sparse_extra_mib", "planned_peak_mib", "measured_peak_mib")
 
 
@@ -102,10 +103,13 @@ def _figures(row):
     lines += [f"  {words:<28}{above / below:10.2f}x" for words, above, below in (
         ("faster than eager full", row["eager_full_ms"], row["step_ms"]), ("than the best eager full", eager, row["step_ms"]),
         ("than eager, same scheme", row["eager_scheme_ms"], row["step_ms"]),
+        ("full step, than best eager", eager, row["full_step_ms"]),
         ("less memory than eager full", row["pytorch_full_extra_mib"], row["sparse_extra_mib"]),
         ("full with masks, less", row["pytorch_full_extra_mib"], row["masked_full_extra_mib"]))]
-    parts = (row["choice"] or {"parts": {}})["parts"]
-    return "\n".join(lines + ["  runs on                     " + ", ".join(f"{part}: {name}" for part, name in parts.items())])
+    for words, choice in (("runs on", row["choice"]), ("full step runs on", row["full_choice"])):
+        if choice:
+            lines.append(f"  {words:<28}" + ", ".join(f"{part}: {name}" for part, name in choice["parts"].items()))
+    return "\n".join(lines)
 
 
 def _network(name, settings, load=None):
@@ -175,7 +179,7 @@ def _rule(settings):
 
 def _candidates(settings):
     names = settings.candidates
-    return None if names in ((), ("none",)) else "all" if names == ("all",) else names
+    return None if names in ((), ("reference",)) else "all" if names == ("all",) else names
 
 
 def _compiled(module, example, settings, candidates):

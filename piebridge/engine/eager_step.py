@@ -18,7 +18,7 @@ class EagerStep:
     updated in place; None: copies of the module's own and fresh states. Frozen ones are the module's. is_channels_last: 4-d tensors lie
     with their channels last; in `tensors` they are then replaced.
     is_bf16: the forward runs under autocast to bfloat16, the loss in float. is_foreach: torch's update of all tensors together; if not, its
-    default, as users run it. (Its fused one gives other momenta for a large linear layer on CPUs, in torch 2.14.1.) input_count: how many
+    default, as users run it. (Its fused one gave other momenta for EfficientNet-Lite0's head, torch 2.14.1.) input_count: how many
     of the batch's tensors the module takes; the loss takes the others. Dropout draws its own numbers here.
     """
 

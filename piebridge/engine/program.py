@@ -46,6 +46,11 @@ class StepProgram:
         return self._step_count // self._accumulation
 
     @property
+    def tensors(self):
+        """{(role, name): tensor} of all that stays between steps; the live ones."""
+        return self._tensors
+
+    @property
     def compile_seconds(self):
         """What making it has taken, or finding it again in the cache."""
         return self.facts.get("compile_seconds", 0.0)

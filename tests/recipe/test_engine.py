@@ -21,8 +21,8 @@ def engine(tmp_path_factory):
                        PIEBRIDGE_DATASETS=str(CHECKOUT / "datasets"))
 
     def run(*words):
-        done = subprocess.run([sys.executable, "-m", "piebridge", "engine", *words], env=environment, cwd=str(folder), stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True, timeout=600)
+        done = subprocess.run([sys.executable, "-m", "piebridge", "engine", *words], env=environment, cwd=str(folder), capture_output=True,
+                              text=True, timeout=600)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -33,7 +33,8 @@ def engine(tmp_path_factory):
 def test_show_says_what_is_trained_and_every_byte(engine):
     done = engine("show", "efficientnet_lite0", "scheme=last_block", *SMALL, "--out", "memory.png")
     assert done.returncode == 0, done.stderr
-    for words in ("efficientnet_lite0, scheme last_block: trains ", "backward", "peak of the step", "weights, frozen", "arena", "nodes; the backward"):
+    for words in ("efficientnet_lite0, scheme last_block: trains ", "backward", "peak of the step", "weights, frozen", "arena",
+                  "nodes; the backward"):
         assert words in done.stdout, words
     assert (engine.folder / "memory.png").read_bytes().startswith(b"\x89PNG")
 
@@ -44,10 +45,11 @@ def test_search_compile_and_bench(engine):
     assert "planned extra memory" in found.stdout
     scheme = yaml.safe_load((engine.folder / "lite0.yaml").read_text())
     assert scheme["name"] == "searched"
-    compiled = engine("compile", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "candidates=none", *SMALL, "--out", "step.safetensors")
+    compiled = engine("compile", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "candidates=reference", *SMALL,
+                      "--out", "step.safetensors")
     assert compiled.returncode == 0 and "compiled in" in compiled.stdout, compiled.stderr
     assert (engine.folder / "step.safetensors").stat().st_size > 1000
-    figures = engine("bench", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "turns=1", "candidates=none", *SMALL, "--json")
+    figures = engine("bench", "efficientnet_lite0", "scheme=lite0.yaml", "classes=10", "turns=1", "candidates=reference", *SMALL, "--json")
     assert figures.returncode == 0, figures.stderr
     (row,) = json.loads(figures.stdout)
     assert row["network"] == "efficientnet_lite0"

@@ -176,7 +176,8 @@ def test_every_method_makes_a_configuration(method):
     (["pet.head_first=3"], "pet.head_first=3: pet.kind=head trains nothing but a head; use pet.head_first=0"),
     (["pet.head_first=3", "pet.kind=lora", "step=eager", "strategy=auto"], "pet.head_first=3: strategy=auto says itself what a run does"),
     (["pet.head_first=3", "pet.kind=lora", "step=eager", "stream.samples=9"], "the head sees all images several times"),
-    (["pet.head_first=3", "pet.kind=lora", "step=eager", "pseudo.kind=confidence", "splits.shots=3"], "images without labels have none for the head"),
+    (["pet.head_first=3", "pet.kind=lora", "step=eager", "pseudo.kind=confidence", "splits.shots=3"],
+     "images without labels have none for the head"),
     (["step=prune_train", "pet.kind=lora"], "step=prune_train is a step of the whole network; use pet.kind=all, not lora"),
     (["pet.kind=all", "method=PET"], "method PET a part of it; use method=FTAll"),
     (["proxies.bridge=set"], "proxies.bridge=set takes the maps of a proxy set, and there is none; give proxies.set=FOLDER, or use "
