@@ -142,8 +142,11 @@ class Tuning:
 
 
 def tuning_of(network, config, parts=None):
-    """The Tuning of a run. What it trains runs in torch: on a backend of torch's as there, else with the frozen batch norm folded away."""
-    return Tuning(network, config.pet, config.backend.name if config.backend.name in BODIES else "folded", parts)
+    """The Tuning of a run. What it trains runs in torch: on a backend of torch's as there, else with the frozen batch norm folded away; or
+    in a compiled step, which is made of plain modules, as it folds and lays out by itself.
+    """
+    body = config.backend.name if config.backend.name in BODIES else "folded"
+    return Tuning(network, config.pet, "eager" if config.step == "compiled" else body, parts)
 
 
 class _Level:

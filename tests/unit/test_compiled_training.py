@@ -28,10 +28,10 @@ def config(kind="adamw", batch_size=4):
     return SimpleNamespace(optimizer=optimizer, loader=SimpleNamespace(batch_size=batch_size), seed=3)
 
 
-def tuning_of(name, kind, body="eager"):
+def tuning_of(name, kind):
     torch.manual_seed(0)
     network = family(name)
-    return Tuning(network, settings(kind, dropout=0.0), body, sparse_parts(network) if kind == "sparse" else None)
+    return Tuning(network, settings(kind), parts=sparse_parts(network) if kind == "sparse" else None)
 
 
 def compiled(tuning, *arguments, **options):
@@ -59,7 +59,7 @@ def train(step, name, first, last, gate=None, epoch=5):
                          + [("tower", "sparse", "sgd"), ("tower", "lora", "sgd"), ("vit", "sparse", "adamw")])
 def test_twenty_steps_are_the_eager_ones(name, kind, rule):
     eager = EagerStep(tuning_of(name, kind), config(rule).optimizer)
-    step = compiled(tuning_of(name, kind, "folded"), rule)
+    step = compiled(tuning_of(name, kind), rule)
     for one, other in zip(train(step, name, 0, 20), train(eager, name, 0, 20)):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
     assert list(step.trainable.state()) == list(eager.trainable.state())
@@ -183,6 +183,19 @@ def test_a_scheme_becomes_parts():
     assert Tuning(network, work.config.pet, parts=work.parts).tap == "add_1" and len(CLASSES) == network.head.out_features
     with pytest.raises(UserError, match="no such scheme"):
         take_from_engine(workplace("last_blok"))
+
+
+def test_frozen_layers_above_the_tap_come_as_they_are():
+    """Laid out with their channels last they would be captured as strides, which no executor may lay out anew."""
+    from piebridge.core.tuning import tuning_of as tuning_of_run
+
+    tuning = tuning_of_run(family("tower"), build_config({"method": "Sparse"}, {}), {"blocks.1.project.weight": (1, [0, 3])})
+    module, _ = tuning.tail()
+    assert module.get_submodule("blocks.2.expand").weight.is_contiguous()
+    assert sum(isinstance(each, torch.nn.BatchNorm2d) for each in module.modules()) == 7
+    losses = train(compiled(tuning), "tower", 0, 2)
+    plain = Tuning(family("tower"), settings("sparse"), parts={"blocks.1.project.weight": (1, [0, 3])})
+    torch.testing.assert_close(losses[1], train(EagerStep(plain, config().optimizer), "tower", 0, 2)[1], rtol=1e-9, atol=1e-11)
 
 
 def test_a_python_that_is_too_old_is_told_what_to_use(monkeypatch):
