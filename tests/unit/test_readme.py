@@ -27,6 +27,7 @@ QUICK = (
 )
 FORGE = "tests/recipe/test_forge.py::test_the_commands_of_the_readme"
 PLAN = "tests/recipe/test_plan.py::test_a_plan_and_a_run_by_it"
+ENGINE = "tests/recipe/test_engine.py"
 END_TO_END = "tests/recipe/test_scripts_end_to_end.py"
 # {command: the test that runs it, on less data or with the output elsewhere}
 ELSEWHERE = {
@@ -51,6 +52,11 @@ ELSEWHERE = {
     "piebridge forge efficientnet_lite0 --images photos --out proxynetworks/lite0": FORGE,
     "piebridge forge --profile proxynetworks/lite0": FORGE,
     "piebridge train efficientnet_lite0/Clipart10/ours data=photos output=res/photos_lite0 proxies.set=proxynetworks/lite0": FORGE,
+    "piebridge engine show efficientnet_lite0 scheme=last_block": ENGINE + "::test_show_says_what_is_trained_and_every_byte",
+    "piebridge engine search efficientnet_lite0 data=Clipart10 --memory 16MiB --out lite0.yaml": ENGINE + "::test_search_compile_and_bench",
+    "piebridge engine compile efficientnet_lite0 scheme=lite0.yaml classes=10 --out step.safetensors":
+        ENGINE + "::test_search_compile_and_bench",
+    "piebridge engine bench efficientnet_lite0 scheme=lite0.yaml classes=10": ENGINE + "::test_search_compile_and_bench",
     "bash scripts/test.sh": "tests/unit/test_scripts.py::test_ci_runs_the_tests_and_nothing_else",
 }
 
