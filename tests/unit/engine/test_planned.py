@@ -39,11 +39,8 @@ def test_a_share_keeps_that_share():
     module, batch = Narrow(), image_batches(1)[0]
     memory_of = extra_bytes_of(module, cross_entropy, SGD(), batch)
     head = parts_of(module, "head.weight", "head.bias")
-    whole, half, none = (memory_of(dict(more, **head)) for more in (
-        {"stem.0.weight": Part(), "last.weight": Part()}, {"stem.0.weight": Part(), "last.weight": Part(1, torch.arange(4))},
-        {"stem.0.weight": Part()}))
-    kept = 4 * 8 * 8 * 8 * 4  # the input of `last`: 4 samples, 8 channels, 8 x 8, 4 bytes
-    assert whole - none == pytest.approx(kept, rel=0.3) and half - none == pytest.approx(kept / 2, rel=0.3)
+    whole, half = (memory_of(dict(head, **{"last.weight": part})) for part in (Part(), Part(1, torch.arange(4))))
+    assert whole - half == 4 * 4 * 8 * 8 * 4  # half of the input of `last`: 4 samples, 4 of 8 channels, 8 x 8, 4 bytes
 
 
 def test_the_found_scheme_fits_as_it_is_compiled():
