@@ -98,7 +98,7 @@ examples:
 
 A scheme is a preset (bias_only, full, head, last_block, mobilenet_v2, resnet50, ...), a YAML file, or YAML text. Settings:
   batch_size=8 image_size=0 classes=0 optimizer=sgd|adamw momentum=0.0 is_training=false off=PASS,... seed=0
-  candidates=all tolerance=0.001 turns=7                               compile and bench
+  candidates=all tolerance=0.01 turns=7                                compile and bench
   data=NAME|DIR batches=8 contribution=fisher|runs method=knapsack|evolution        search
 """,
     "configs": """

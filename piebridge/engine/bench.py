@@ -97,6 +97,7 @@ def _times(module, parts, rule, programs, example, turns, clock):
     seconds = {name: [] for name in runs}
     for turn in range(turns + 1):
         for name, run in runs.items():
+            run()  # threads of the step before spin for a while, see probe_step.py
             begin = clock()
             run()
             if turn:  # the first run of each warms up

@@ -182,13 +182,18 @@ class _Race:
         return torch.full_like(live, _checked_state(key)) if key[0] == STATE else live
 
     def time(self, turns):
-        """In turns, so that whatever else the machine does falls on all alike. At rate 0: trained values stay, and so does the work."""
+        """In turns, so that whatever else the machine does falls on all alike. At rate 0: trained values stay, and so does the work.
+
+        Each runs once before it is timed: a library's threads spin for a while after their last call, and take the cores from the next one's
+        (measured: PyTorch's step 1.8 times slower behind another runtime's).
+        """
         running = list(self.built)
         self.seconds = {name: [] for name in running}
         for turn in range(turns):
             if turn and self.clock() > self.end:
                 break
             for name in running:
+                self.trial.run(self.built[name][0], 0.0)
                 begin = self.clock()
                 self.trial.run(self.built[name][0], 0.0)
                 self.seconds[name].append(self.clock() - begin)
