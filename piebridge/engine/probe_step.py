@@ -184,8 +184,8 @@ class _Race:
     def time(self, turns):
         """In turns, so that whatever else the machine does falls on all alike. At rate 0: trained values stay, and so does the work.
 
-        Each runs once before it is timed: a library's threads spin for a while after their last call, and take the cores from the next one's
-        (measured: PyTorch's step 1.8 times slower behind another runtime's).
+        Each runs once before it is timed: a library's threads spin for a while after their last call, and take the cores from those of the
+        next one (measured: PyTorch's step 1.8 times slower behind another runtime's).
         """
         running = list(self.built)
         self.seconds = {name: [] for name in running}
