@@ -99,7 +99,7 @@ def _add_words(parsers):
     words("forge", "key=value", "change a setting, see below")
     actions = ("show", "search", "compile", "bench")
     parsers["engine"].add_argument("action", choices=actions, metavar="|".join(actions))
-    parsers["engine"].add_argument("--memory", metavar="SIZE", help="with search: most bytes that a step may take beside the weights")
+    parsers["engine"].add_argument("--memory", metavar="SIZE", help="with search: most that training may take on top of a forward pass")
     parsers["engine"].add_argument("--latency", type=float, metavar="MS", help="with search: most milliseconds that a step may take")
     parsers["engine"].add_argument("--out", metavar="FILE", help="the program (compile), the scheme (search), or a PNG (show)")
     parsers["engine"].add_argument("--json", action="store_true", help="with bench: print JSON")

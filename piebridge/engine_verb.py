@@ -1,5 +1,6 @@
 """`piebridge engine`: show, search, compile and bench sparse training steps."""
 
+import functools
 import json
 import sys
 
@@ -27,10 +28,11 @@ def run(arguments):
 
 
 def _show(arguments, networks, settings):
+    from piebridge.engine.bench import network_of
     from piebridge.engine.memory_picture import bars, table, write_png
     from piebridge.engine.show import render_scheme
 
-    module, example = _network(networks[0], settings)
+    module, example = _network(networks[0], settings, network_of)
     program = _compiled(module, example, settings, candidates=None)
     plan = program.memory
     if arguments.out is not None:
@@ -54,8 +56,7 @@ def _search(arguments, networks, settings):
     times = latency = None
     if arguments.latency is not None:
         layers, latency = layers_of(module, batches[0][0]), arguments.latency
-        measured = layer_times_of(module, layers, batches[0], cross_entropy)
-        times = lambda parts: measured.milliseconds(layers, parts)  # noqa: E731
+        times = functools.partial(layer_times_of(module, layers, batches[0], cross_entropy).milliseconds, layers)
     rule = _rule(settings)
     found = search(module, cross_entropy, batches, budget, extra_bytes_of(module, cross_entropy, rule, batches[0]), latency, times,
                    SearchSettings(contribution=settings.contribution, method=settings.method, states=len(rule.slots), seed=settings.seed),
@@ -63,8 +64,8 @@ def _search(arguments, networks, settings):
     text = found.scheme.text()
     if arguments.out is not None:
         write_text(expand_user(arguments.out), text)
-    worst = f", {found.milliseconds:.1f} ms" if found.milliseconds is not None else ""
-    return "\n".join([text, f"planned extra memory {shown_bytes(found.planned_bytes)} of {shown_bytes(budget)}{worst}; contributions "
+    duration = f", {found.milliseconds:.1f} ms" if found.milliseconds is not None else ""
+    return "\n".join([text, f"planned extra memory {shown_bytes(found.planned_bytes)} of {shown_bytes(budget)}{duration}; contributions "
                       f"{found.report['contribution_seconds']:.1f} s, search {found.report['search_seconds']:.1f} s"]
                      + ([f"scheme  {arguments.out}"] if arguments.out is not None else []))
 
@@ -184,9 +185,11 @@ def _candidates(settings):
 
 def _compiled(module, example, settings, candidates):
     from piebridge.engine.compiling import compile as compile_step
+    from piebridge.engine.passes import TRADING_TIME
 
+    traded = () if candidates is None else TRADING_TIME  # only the reference executor gains by them
     return compile_step(module, "cross_entropy", _rule(settings), settings.scheme, example, is_training=settings.is_training,
-                        seed=settings.seed, off=settings.off, candidates=candidates, tolerance=settings.tolerance)
+                        seed=settings.seed, off=(*traded, *settings.off), candidates=candidates, tolerance=settings.tolerance)
 
 
 ACTIONS = {"show": _show, "search": _search, "compile": _compile, "bench": _bench}
