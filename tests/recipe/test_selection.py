@@ -2,8 +2,6 @@
 
 import csv
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,22 +15,6 @@ from piebridge.core.safetensors_file import read_safetensors
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 METHODS = ("SelectiveBackprop", "InfoBatch", "Head2Toe", "LST")
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """3 classes with 12 images each, from the embedded set."""
-    folder = tmp_path_factory.mktemp("data") / "small set"
-    for name in ("arrows", "flags", "mammals"):
-        (folder / name).mkdir(parents=True)
-        for image in sorted((CHECKOUT / "datasets" / "Clipart10" / name).iterdir())[:12]:
-            shutil.copy(str(image), str(folder / name))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    return dict(os.environ, PIEBRIDGE_CACHE=str(tmp_path_factory.mktemp("profile")), OMP_NUM_THREADS="1", PYTHONPATH=str(CHECKOUT))
 
 
 def command(method, images, output, *overrides):

@@ -1,8 +1,6 @@
 """The method Sparse through the real command line: what it changes, a kill in the middle, a scheme of parts, a cache."""
 
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,22 +15,6 @@ from piebridge.core.safetensors_file import read_safetensors
 pytest.importorskip("torch.fx.experimental.proxy_tensor", reason="the engine needs a newer PyTorch")
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCHEME = "channels: magnitude\nweights:\n  blocks.6.0.conv_pw: 1/4\n  blocks.6.0.conv_dw: 1/8\n  conv_head: 1\n"
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """3 classes with 12 images each, from the embedded set."""
-    folder = tmp_path_factory.mktemp("data") / "small set"
-    for name in ("arrows", "flags", "mammals"):
-        (folder / name).mkdir(parents=True)
-        for image in sorted((CHECKOUT / "datasets" / "Clipart10" / name).iterdir())[:12]:
-            shutil.copy(str(image), str(folder / name))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    return dict(os.environ, PIEBRIDGE_CACHE=str(tmp_path_factory.mktemp("profile")), OMP_NUM_THREADS="1", PYTHONPATH=str(CHECKOUT))
 
 
 def command(images, output, *overrides):
